@@ -1,4 +1,4 @@
-"""Objectives by name: those of this project, and a user's own as `module:Class`."""
+"""Objectives by name: those of this project, and classes of users as `module:Class`."""
 
 from __future__ import annotations
 
@@ -107,10 +107,10 @@ def _build(settings: ObjectiveSettings, config: ModelSettings) -> Objective:
 
 
 def check_scores(name: str, scores: Scores, num_predictions: int, batch: Batch) -> None:
-    """Check what a user's objective makes of a micro-batch; waits for the device.
+    """Check the scores of a user's objective for a micro-batch; waits for the device.
 
     Raises:
-        UserError: it counts other predictions than it scores, or one is about no position of the batch.
+        UserError: the objective counts other predictions than it scores, or one is about no position of the batch.
     """
     used = int(scores.used.sum())
     if used != num_predictions:
@@ -129,7 +129,7 @@ def check_scores(name: str, scores: Scores, num_predictions: int, batch: Batch) 
 
 
 def check_trained(objectives: Mapping[str, Objective]) -> None:
-    """Check that all weights of objectives are trained: a checkpoint holds no others.
+    """Check that all weights of objectives are trained: a checkpoint has no others.
 
     Raises:
         UserError: one is frozen.

@@ -1,7 +1,7 @@
 """What an objective is: a head on the encoder, the loss of a micro-batch, and what is measured of it.
 
-A user's own objective is a class in a file of theirs, named `module:Class` in `objectives`. It subclasses `Objective`,
-builds its head in `__init__`, and has two methods: `num_predictions` and `scores`.
+An objective of a user's own is a class in a file of theirs, which `objectives` names as `module:Class`. The class
+subclasses `Objective`, builds its head in `__init__`, and has two methods: `num_predictions` and `scores`.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class EncodedBatch:
 
     @cached_property
     def hidden_states(self) -> torch.Tensor:
-        """(T, hidden_size) of the last layer; an objective that does not read them costs no pass of the encoder."""
+        """The hidden states of the last layer, (T, hidden_size); the encoder runs only if an objective reads them."""
         hidden_states: torch.Tensor = self.encoder(self.batch)
         return hidden_states
 
 
 class Scores(NamedTuple):
-    """Every prediction for a micro-batch by itself, N of them; entries that are not `used` have no meaning."""
+    """The N predictions for a micro-batch, one by one; entries that are not `used` have no meaning."""
 
     positions: torch.Tensor
-    """(N,) int64: index into (T,) of the token that each is about; figures by source and by length follow from it."""
+    """(N,) int64: index into (T,) of the token that a prediction is about; results by source and length use it."""
     used: torch.Tensor
     """(N,) bool: which entries are predictions."""
     values: Sums
@@ -59,44 +59,49 @@ class Scores(NamedTuple):
 
 
 class Objective(nn.Module):
-    """One loss of pretraining. Its submodules are named and stored as those of the model (`PretrainingModel`).
+    """One loss of pretraining. The submodules of an objective are submodules of the model (`PretrainingModel`).
 
     Training and evaluation report the mean of each of `values` over all predictions of a global batch, or of the valid
-    split: `train/{metric}_loss`, `valid/{metric}_accuracy`. A run's loss is the sum of all objectives' mean losses.
+    split: `train/{metric}_loss`, `valid/{metric}_accuracy`. The loss of a run is the weighted sum of
+    the mean losses of all objectives.
     """
 
     metric: ClassVar[str] = ""
-    """Its name within names of metrics."""
+    """Name within names of metrics: lower case, and not beginning with a word of other metrics (`build.py`)."""
     values: ClassVar[tuple[str, ...]] = ("loss",)
-    """What `scores` gives of each prediction; `loss` comes first."""
+    """Names of the values that `scores` returns for each prediction; `loss` comes first."""
     training_values: ClassVar[tuple[str, ...] | None] = None
-    """Those that training reports too; None for all."""
+    """Values that training reports too; None for all."""
     name = ""
-    """As settings name it; set when it is built."""
+    """Name in the settings; set when the objective is built."""
     label = ""
-    """Its name in log lines; empty for `metric`."""
+    """Name in log lines; empty for `metric`."""
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
         self.config = config
 
     def num_predictions(self, batch: Batch) -> int:
-        """Return how many predictions `scores` uses of a micro-batch in host memory: the loss is divided by them."""
+        """Return how many predictions of a micro-batch `scores` uses: the loss is divided by this number.
+
+        The micro-batch is in host memory.
+        """
         raise NotImplementedError
 
     def scores(self, encoded: EncodedBatch) -> Scores:
-        """Return every prediction by itself, on the batch's device.
+        """Return the scores of the single predictions, on the device of the batch.
 
-        Random numbers come from torch's global generator, which is seeded for each micro-batch, so that they depend
-        neither on the rank nor on the number of ranks.
+        A head reads `encoded.hidden_states`, (T, hidden_size). `encoded.batch` has the tokens and their original ids
+        (`Batch.masked_positions`, `Batch.labels`). Random numbers come from torch's global generator, which is seeded
+        for each micro-batch, so that they depend neither on the rank nor on the number of ranks.
         """
         raise NotImplementedError
 
     def initialize(self) -> None:
-        """Set weights that shall begin otherwise than those of the model; called after these were drawn.
+        """Set weights that begin with other values than those of the model; called after those were drawn.
 
         Torch's generator is seeded. Without this method matrices are drawn as those of the model, biases are 0 and
-        norms 1, whatever `__init__` made of them.
+        norms 1, whatever values `__init__` gave them.
         """
 
     def checked_sums(self, encoded: EncodedBatch) -> Sums:
@@ -134,7 +139,7 @@ class Objective(nn.Module):
         }
 
     def compile_parts(self, backend: str) -> None:
-        """Compile what pays off, with static shapes (`PretrainingModel.compile_blocks`)."""
+        """Compile the parts that gain from it, with static shapes (`PretrainingModel.compile_blocks`)."""
 
     def warning(self, step: int, means: Mapping[str, float], settings: HealthSettings) -> str | None:
         """Return what is wrong with the mean of each of `training_values` over the last steps; None for nothing."""
@@ -163,13 +168,13 @@ class StageObjectives:
     """The objectives of a run, and which of them a stage trains."""
 
     objectives: Mapping[str, Objective]
-    """Of the run, by name."""
+    """Objectives of the run by name."""
     weights: Mapping[str, float]
-    """Of those that the stage trains, by name."""
+    """Weights of the objectives that the stage trains, by name."""
 
     @cached_property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """What a step sums: name of an objective and of one of its values; the same in all stages of a run."""
+        """The sums of a step, as (name of an objective, name of one of its values); the same in all stages of a run."""
         return tuple(
             (name, value)
             for name, objective in self.objectives.items()
@@ -177,7 +182,7 @@ class StageObjectives:
         )
 
     def num_predictions(self, micro_batches: Sequence[Batch]) -> dict[str, int]:
-        """Return the predictions for micro-batches by objective of the run; 0 of those that the stage leaves out."""
+        """Return the number of predictions by objective of the run; 0 for those that the stage leaves out."""
         counts = dict.fromkeys(self.objectives, 0)
         for name in self.weights:
             with explained(name):
