@@ -268,9 +268,9 @@ def is_sound(path: Path, sha256: str, marks: Path, wait: bool = True) -> bool:
 
     A file that was verified before and not written since is not read again: not every rank and worker hashes every
     shard. A mark in the folder `marks` names the file by path, inode, size and times of change; copying times does not
-    reset the last of these. While one process reads the file, the others wait for its mark; without `wait` they get False.
-    The mark is the file that they lock, and counts once something is written in it: a network file system may hide a
-    new file from a host that looked for it, and never what was written in a file that the host locks afterwards.
+    reset the last of these. While one process reads the file, the others wait for its mark; without `wait` they get
+    False. The processes lock the mark, which counts once something is written in it: a network file system may hide a
+    new file from a host that looked for it, but never what was written in a file that the host locks afterwards.
 
     Raises:
         OSError: the file is missing or cannot be read.

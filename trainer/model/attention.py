@@ -28,8 +28,8 @@ MAX_FLASH_HEAD_SIZE = 256
 LONGEST_MASKED_ROW = 64
 """Positions. Forward and backward of `masked` on one core in fp32, against `by_sequence`: 1.4 to 2.2 times as fast at 4
 heads of 32 and equal at 12 heads of 64; in bf16 it takes twice as long at every length, as does
-PyTorch's backward. Whole steps of `tiny_cpu` gain 5% by the choice in fp32 at 64, nothing to 8% above, and 10 to 30% in bf16
-(tests/benchmarks/results/cpu_steps.json)."""
+PyTorch's backward. Whole steps of `tiny_cpu` gain 5% by the choice in fp32 at 64, nothing to 8% above, and 10 to 30%
+in bf16 (tests/benchmarks/results/cpu_steps.json)."""
 
 
 class AttentionLayout(NamedTuple):
