@@ -139,7 +139,7 @@ def check_trained(objectives: Mapping[str, Objective]) -> None:
             if not parameter.requires_grad:
                 raise OBJECTIVE.wrong(
                     objective_name,
-                    f"has {name}, which is not trained, so no checkpoint would hold it",
+                    f"has {name}, which is not trained, so no checkpoint would have it",
                     fix="keep frozen modules out of `self`, such as in a list, and load them in `__init__`",
                 )
 
@@ -154,14 +154,14 @@ def submodules_of(objectives: Mapping[str, Objective], taken: Collection[str]) -
     for objective_name, objective in objectives.items():
         for name, _ in objective.named_parameters(recurse=False):
             raise UsageError(
-                f"objective {objective_name} holds {name} itself",
+                f"objective {objective_name} has the parameter {name} itself",
                 fix="put it into a submodule, whose name it is stored under",
                 code="weight-outside-submodules",
             )
         for name, _ in objective.named_buffers():
             raise UsageError(
-                f"objective {objective_name} holds the buffer {name}, which no checkpoint holds",
-                fix="compute it where it is used, or make it a parameter",
+                f"objective {objective_name} has the buffer {name}, which no checkpoint has",
+                fix="keep a constant as a plain tensor and move it to the device in `scores`, or make it a parameter",
                 code="buffer-of-objective",
             )
         for name, module in objective.named_children():
