@@ -32,7 +32,7 @@ NUM_RESAMPLES = 10_000
 CHANCE = 0.5
 """Accuracy by chance."""
 FEWEST_PAIRS = 30
-"""Fewest pairs for a bootstrap interval: of fewer it says little, and none at all if a model is always right."""
+"""A bootstrap interval of fewer pairs says little; if a model is right on all of them, it has no width."""
 _SHOWN_CHARACTERS = 60
 
 
