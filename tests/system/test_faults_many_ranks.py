@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support import fork_server
-from tests.support.toy_processes import OPTIMIZERS
+from tests.support.toy_processes import NORMALIZED, OPTIMIZERS
 
+TRIED = [optimizer for optimizer in OPTIMIZERS if optimizer != NORMALIZED]
+"""It asks for all parameters of other ranks, which a fake group has none of."""
 SCRIPT = Path(__file__).parents[1] / "support" / "fake_ranks.py"
 
 
@@ -36,7 +38,7 @@ def jobs_of(folder: Path, stage: int) -> list[dict[str, Any]]:
             "precision": precisions[stage],
             "optimizer": optimizer,
         }
-        for number, optimizer in enumerate(OPTIMIZERS)
+        for number, optimizer in enumerate(TRIED)
     ]
 
 
@@ -63,7 +65,7 @@ def test_row_75_a_rank_of_padding_steps_saves_and_loads_with_every_optimizer(
 ):
     reports = run_rank(tmp_path, rank, world_size, jobs_of(tmp_path, stage))
     # Where a rank left one out, the others would wait for it; from ZeRO 2 on each of two groups is a step of its own.
-    assert reports[OPTIMIZERS.index("stable_adamw")]["meetings"] == (3 if stage == 1 else 6)
+    assert reports[TRIED.index("stable_adamw")]["meetings"] == (3 if stage == 1 else 6)
     for report in reports:
         assert report["steps"] == 2 and report["same"] and report["finite"]
         assert report["groups_of_padding"] > 0

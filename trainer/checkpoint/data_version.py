@@ -83,7 +83,7 @@ def with_epochs_counted(
                 raise UsageError(
                     f"{epochs[number].setting} is less than one step of {num_rows:,} sequences an epoch",
                     fix="raise it",
-                    code="less-than-one-batch",
+                    code="less-than-one-step",
                 )
         if steps.keys() == epochs.keys():
             break

@@ -16,7 +16,7 @@ import regex
 Facts = Mapping[str, str]
 
 FACTS_PREFIX = "evaluation."
-"""Of their tags, behind that of the project."""
+"""Prefix of the tags of facts, after that of the project."""
 _OF_VALID = ("mlm_probability", "mask_unit", "seed", "sequence_length", "rows", "valid_split", "tokenizer")
 _BY_METRIC = (
     (regex.compile(r"valid/mlm_\w+"), _OF_VALID),

@@ -1,9 +1,9 @@
-"""Code of the user's own, which settings name as `module:function`: how it is found, and its part in a run's identity.
+"""Code of the user's own, which settings name as `module:function`: its import, and its part in a run's identity.
 
-Each kind of it is one `CustomCode` here: an optimizer, an objective, a masking, a metric. `code_of` lists what a run
-names. The version of a function is its attribute `version`, or the sha256 of its file when it was imported. Ranks
-compare the versions before the first step. A checkpoint records those of all code that the numbers of a run depend on
-(`versions_of`), and a resume with another version is refused as a change of the run.
+Each kind of such code is one `CustomCode` here: an optimizer, an objective, a masking, a metric. `code_of` lists what a
+run names. The version of a function is its attribute `version`, or the sha256 of its file when it was imported. Ranks
+compare the versions before the first step. A checkpoint records the versions of all code that the numbers of a run
+depend on (`versions_of`), and a resume with another version is refused as a change of the run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME = re.compile(r"\w+(\.\w+)*:\w+")
 
 
 def is_custom(name: str) -> bool:
-    """Whether a setting names code of the user's own, rather than something of this project."""
+    """Return whether a setting names code of the user's own, rather than something of this project."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -51,7 +51,7 @@ class CustomCode:
     called_at_start: bool = False
 
     def find(self, name: str) -> Callable[..., Any]:
-        """Return the function or class, where work with it begins.
+        """Return the function or class at the start of work with it.
 
         Raises:
             UsageError: it cannot be imported (`KIND-not-importable`) or called (`not-a-KIND`).
@@ -62,7 +62,7 @@ class CustomCode:
         return found
 
     def load(self, name: str) -> Callable[..., Any]:
-        """As `find`, in the middle of a run: the code that was imported runs, whatever its file contains by now."""
+        """Return the same as `find` in the middle of a run: imported code stays in use if its file has changed."""
         registry = Registry(
             where=f"{self.setting}={{name}}",
             import_fix="correct the name, and put the directory of your module on PYTHONPATH",
@@ -99,7 +99,7 @@ class CustomCode:
         )
 
     def is_in_traceback(self, name: str, error: Exception) -> bool:
-        """Whether an exception passed through the user's file."""
+        """Return whether an exception passed through the user's file."""
         return any(frame.filename == _file_of(name) for frame in traceback.extract_tb(error.__traceback__))
 
     def wrong(self, name: str, problem: str, fix: str) -> UserError:
@@ -111,7 +111,7 @@ class CustomCode:
         return UsageError if self.called_at_start else UserError
 
     def key(self, name: str) -> str:
-        """Return the name of its version in a checkpoint and among the facts that ranks compare."""
+        """Return the name of the code's version in a checkpoint and among the facts that ranks compare."""
         return self.kind if self.is_single else f"{self.kind} {name}"
 
     @property
@@ -150,7 +150,7 @@ KINDS = (OPTIMIZER, OBJECTIVE, MASKING, METRIC)
 
 
 def code_of(config: RunConfig) -> Iterator[tuple[CustomCode, str]]:
-    """Yield kind and name of all code of the user's own that a run names, each once."""
+    """Yield the kind and name of all code of the user's own that a run names, each once."""
     maskings = [data.masking for stage in config.stages for data in (stage.data, stage.evaluation_data)]
     named: tuple[tuple[CustomCode, Iterable[str | None]], ...] = (
         (OPTIMIZER, [config.optimizer.name]),
@@ -165,10 +165,10 @@ def code_of(config: RunConfig) -> Iterator[tuple[CustomCode, str]]:
 
 
 def check_code(config: RunConfig) -> None:
-    """Check at the start of a run that all of it can be imported, has a version, and is the code in its file.
+    """Check at the start of a run that its own code can be imported, has a version, and is the code in its file.
 
     Raises:
-        UsageError: it is not (`CustomCode.find`, `CustomCode.version`).
+        UsageError: this is not so (`CustomCode.find`, `CustomCode.version`).
         UserError: a file changed after it was imported.
     """
     for kind, name in code_of(config):
@@ -182,5 +182,5 @@ def versions_of(config: RunConfig) -> dict[str, str]:
 
 
 def is_version_of_code(name: str) -> bool:
-    """Whether a checkpoint's version is that of code of a user's own, rather than of a package."""
+    """Return whether a version in a checkpoint is that of code of a user's own, rather than of a package."""
     return any(name == each.kind if each.is_single else name.startswith(f"{each.kind} ") for each in KINDS)

@@ -1,7 +1,7 @@
 """How long a part of a run lasts, in one type: steps, tokens, epochs of its data, or a share of the steps around it.
 
 `DurationSettings` is the base of the sections that have such settings. It also reads the names of earlier releases,
-whose ending is the unit: `warmup_ratio: 0.06` is `warmup: "6%"`.
+in which the ending is the unit: `warmup_ratio: 0.06` is `warmup: "6%"`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Duration:
         return self.steps  # epochs become steps once the data are opened (`trainer/checkpoint/data_version.py`)
 
     def resolved(self, num_steps: int, steps_of_tokens: Callable[[int], int] | None = None) -> Duration:
-        """Return the duration in steps, which keeps its setting; the arguments are those of `in_steps`."""
+        """Return the duration in steps with the same `setting`; the arguments are those of `in_steps`."""
         return replace(self, number=self.in_steps(num_steps, steps_of_tokens), unit="steps")
 
     @classmethod
@@ -102,9 +102,9 @@ class DurationSettings(Settings):
     """A section with durations, each of which is set once: under its name, or under one of an earlier release."""
 
     section: ClassVar[str]
-    """What leads to the settings in messages, such as `schedule.`."""
+    """Prefix of the settings in messages, such as `schedule.`."""
     units: ClassVar[tuple[Unit, ...]] = ("steps", "tokens")
-    """What its durations may be; those that may be shares are parts of a run or a stage, and may be 0."""
+    """Units of its durations; a duration that may be a share is a part of a run or a stage, and may be 0."""
 
     @classmethod
     def type_of(cls, name: str, section: Mapping[str, Any]) -> Any:
@@ -130,7 +130,7 @@ class DurationSettings(Settings):
 
     @classmethod
     def _given(cls, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what sets the duration, by the name that it is written with."""
+        """Return the values that set the duration, by the name in the configuration."""
         names = [name, *(earlier for earlier, today in cls.earlier_names.items() if today == name)]
         given = {each: values[each] for each in names if values.get(each) is not None}
         for each in names[1:]:

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 from trainer.config.run_config import RunConfig
 
 SUM_OVER_RANKS = "sum over ranks"
-"""The entry of a checkpoint's `numerics` about it; it counts where there are several ranks before and after."""
+"""Entry of a checkpoint's `numerics` about the sum; it counts if there are several ranks before and after."""
 BY_NODES = ", first in nodes of "
-"""What follows counts on the same number of ranks: on another one the order of additions changes anyway."""
+"""The text after it counts on the same number of ranks: on another one the order of additions changes anyway."""
 
 
 class GradientSum(NamedTuple):
-    """A sum of gradients over several ranks; it is fp32 where this project exchanges them."""
+    """How gradients are summed over several ranks; the sum is fp32 where this project exchanges them."""
 
     is_exchanged: bool
-    """By `trainer/distributed/gradient_exchange.py`, which rounds a contribution once; else DeepSpeed reduces."""
+    """Whether `trainer/distributed/gradient_exchange.py` sums (each contribution is rounded once); else DeepSpeed."""
     sent: str
     """Type on the wire: bf16, fp16 or fp32."""
 

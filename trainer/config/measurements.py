@@ -1,7 +1,7 @@
 """What an evaluation measures: rows of the valid split, how they are masked, and which metrics they give.
 
 `valid/mlm_*` and `valid/pair_*` are measured on rows that `evaluation` alone describes, so that every run on a data set
-is measured on the same rows. What the run itself trains with is a measurement of its own, where it differs.
+is measured on the same rows. Where the run trains on other rows or masks, these are one more measurement.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from trainer.config.run_config import RunConfig
 
 OWN_MASKED_LM = "own masked_lm"
-"""Masked tokens as the run trains them, where those differ from the common ones."""
+"""Name of the masked tokens as the run trains them, where they differ from the common ones."""
 WORDS = "words"
 
 DEFAULT_LENGTH = 128
 """Tokens per row, where `evaluation.sequence_length` is not set and the model has so many positions."""
 WORD_ROW_LENGTH = 256
-"""Positions that hold any passage of hidden words (`trainer/data/hidden_words.py`)."""
+"""Positions that are enough for any passage of hidden words (`trainer/data/hidden_words.py`)."""
 FIXED = {"mask_share": 0.8, "random_share": 0.1, "mean_span_words": 3.0, "short_seq_probability": 0.1}
-"""Settings of `data` that every evaluation has (Devlin et al. 2018)."""
+"""Settings of `data` in every evaluation (Devlin et al. 2018)."""
 _OF_ROWS = ("mask_unit", "masking", "mask_share", "random_share", "sentence_pairs")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Rows of the valid split."""
+    """A set of rows of the valid split, and what is measured on them."""
 
     metrics: frozenset[str]
     """What is counted: the names of objectives, and `OWN_MASKED_LM` for valid/own_mlm_loss. Hidden words are measured
@@ -89,7 +89,7 @@ def shape_of_words(stage: Stage) -> StageShape:
 
 
 def evaluated_shapes(stages: Sequence[Stage]) -> list[tuple[frozenset[str], DataSettings, StageShape]]:
-    """Return what is measured, its data and its shape, once for each shape of micro-batch that the stages evaluate."""
+    """Return the names, data and shape of each measurement, once for each shape of micro-batch of the stages."""
     shapes: dict[tuple[int, int], tuple[frozenset[str], DataSettings, StageShape]] = {}
     for stage in stages:
         measurements = measurements_of(stage)
@@ -123,7 +123,7 @@ def evaluation_length(stage: Stage) -> int:
 
 
 def _content(data: DataSettings) -> tuple[object, ...]:
-    """Return what decides which tokens stand in a row and which of them are predicted."""
+    """Return the settings that decide which tokens a row has and which of them are predicted."""
     values = [getattr(data, name) for name in ("sequence_length", *_OF_ROWS)]
     spans = data.mean_span_words if data.mask_unit == "span" else None
     short = data.short_seq_probability if data.has_sentence_pairs else None

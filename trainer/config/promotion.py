@@ -1,6 +1,6 @@
 """Conditions of a promotion, such as `valid/mlm_loss < champion`, parsed by hand and never evaluated as code.
 
-A condition compares a metric of the new version with a number, or with the same metric of the version that holds an
+A condition compares a metric of the new version with a number, or with the same metric of the version that has an
 alias now. Several conditions are joined by `and`.
 """
 
@@ -40,7 +40,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether the conditions hold, and one line per condition."""
+    """Whether all conditions are met, and one line per condition."""
 
     is_met: bool
     reasons: tuple[str, ...]
@@ -88,11 +88,11 @@ def judge(
     scores_of_alias: Mapping[str, Mapping[str, float] | None],
     promoted: str | None = None,
 ) -> Decision:
-    """Judge the scores of a version; `scores_of_alias` is None for an alias that no version holds yet.
+    """Judge the scores of a version; `scores_of_alias` is None for an alias that no version has yet.
 
-    If no version holds the alias that is to move (`promoted`), there is nothing to compare with, and the condition
-    holds. Another missing alias may be a typing error: the condition fails. So does a condition with a score that is
-    missing or NaN on either side.
+    If no version has the alias that is to move (`promoted`), there is nothing to compare with, and the condition is
+    met. Another missing alias may be a typing error: the condition fails. A condition also fails if a score is missing
+    or NaN on either side.
     """
     judged = [_judge(each, scores, scores_of_alias, promoted) for each in conditions]
     return Decision(all(is_met for is_met, _ in judged), tuple(reason for _, reason in judged))

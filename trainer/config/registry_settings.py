@@ -14,7 +14,7 @@ from trainer.config.promotion import parse_conditions
 from trainer.config.run_settings import CheckpointSettings
 
 PREVIOUS = "previous"
-"""Alias of the version that held the promoted alias before."""
+"""Alias of the version that had the promoted alias before."""
 
 
 class RegistrySettings(Settings):
@@ -139,7 +139,7 @@ def check_promoted(name: str, alias: str) -> None:
     """Check an alias that a promotion is to move.
 
     Raises:
-        UsageError: as `check_names`, or the alias is reserved for the version that held the promoted alias before.
+        UsageError: as `check_names`, or the alias is reserved for the version that had the promoted alias before.
     """
     check_names(name, alias)
     if alias == PREVIOUS:

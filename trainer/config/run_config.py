@@ -86,7 +86,7 @@ class RunConfig(Settings):
 
     @classmethod
     def explain_unknown(cls, name: str, value: object, values: Mapping[str, Any]) -> str | None:
-        """Answer names of stages, and those of Hugging Face and Megatron (`synonyms.py`)."""
+        """Explain names of stages, and names from Hugging Face and Megatron (`synonyms.py`)."""
         training = values.get("training")
         stages = training.get("stages") if isinstance(training, Mapping) else None
         names = [str(each.get("name")) for each in stages or () if isinstance(each, Mapping)]
@@ -100,7 +100,7 @@ class RunConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _fill_sentence_pairs(cls, values: Any) -> Any:
-        """Set `data.sentence_pairs`, where it is not set, as `objectives` have it."""
+        """Set `data.sentence_pairs` as `objectives` say, where it is not set."""
         if not isinstance(values, Mapping) or not isinstance(data := values.get("data"), Mapping):
             return values
         items = values.get("objectives") or ()
@@ -111,12 +111,12 @@ class RunConfig(Settings):
 
     @property
     def run_objectives(self) -> Objectives:
-        """What every stage trains that does not say otherwise."""
+        """Objectives of every stage that names no others."""
         return self.objectives or objectives_of(self.data.sentence_pairs)
 
     @cached_property
     def all_objectives(self) -> Objectives:
-        """What the model has heads for: the objectives of all stages, in a branch too."""
+        """Objectives that the model has heads for: those of all stages, in a branch too."""
         return union(
             [stage.objectives or self.run_objectives for stage in self.training.stages] or [self.run_objectives]
         )
@@ -136,7 +136,7 @@ class RunConfig(Settings):
         """Stages of the run, resolved; one without `training.stages`, and that of `branch` alone in a branch.
 
         Raises:
-            UsageError: a length is set in epochs, which the data have not been opened for.
+            UsageError: a length is set in epochs, and the data are not open yet to count them.
         """
         for length in epochs_of(self.training).values():
             raise UsageError(
@@ -174,7 +174,7 @@ class RunConfig(Settings):
 
     @property
     def first_step(self) -> int:
-        """Completed steps where the run begins; not 0 in a branch."""
+        """Number of completed steps where the run begins; not 0 in a branch."""
         return self.stages[0].first_step
 
     @property
@@ -184,9 +184,9 @@ class RunConfig(Settings):
 
 
 def _sequence_length(values: Mapping[str, Any], name: str) -> int | None:
-    """Return the sequence length that holds for the setting `name` in a configuration that is not validated.
+    """Return the sequence length that applies to the setting `name` in a configuration that is not validated.
 
-    It may be set under a name of another project. None if it is unclear, as with two lengths.
+    It may be set under a name of another project. The result is None if it is unclear, as with two lengths.
     """
     training = values.get("training")
     stages = training.get("stages") if isinstance(training, Mapping) else None

@@ -101,9 +101,12 @@ def _check_task(config: RunConfig) -> None:
     if config.objectives is not None:
         check_objectives(config.objectives, "objectives")
         if (trained := sentence_pairs_of(config.objectives)) != config.data.sentence_pairs:
+            task = config.data.sentence_pairs
+            is_missing = trained == "none"
+            other = f"add {{name: sentence_pairs, task: {task}}} to objectives" if is_missing else "change objectives"
             raise SettingError(
-                f"data.sentence_pairs={config.data.sentence_pairs} contradicts objectives, in which it is {trained}",
-                fix=f"set data.sentence_pairs={trained}, or remove one of the two settings",
+                f"data.sentence_pairs={task} contradicts objectives, in which it is {trained}",
+                fix=f"set data.sentence_pairs={trained}, or {other}",
                 code="objectives-and-sentence-pairs",
             )
     names = [each.name for each in config.all_objectives]

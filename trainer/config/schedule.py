@@ -40,7 +40,7 @@ def _remaining(shape: str, progress: float) -> float:
 
 
 RATE_JUMP = 1.1
-"""Ratio of two rates, either way, from which on a changed `max_steps` is a jump of the learning rate."""
+"""Ratio of two rates, in either direction, from which a changed `max_steps` is a jump of the learning rate."""
 
 
 def rate_jump_warning(
@@ -76,8 +76,8 @@ def rate_jump_warning(
 def masking_rate(step: int, max_steps: int, data: DataSettings) -> float:
     """Return the masking rate of the step after `step` completed ones (0 <= step < max_steps).
 
-    Linear from `data.mlm_probability` in the first step to `data.final_mlm_probability` in the last (Yang et al. 2023,
-    "Learning Better Masking for Better Language Model Pre-training", find a decreasing rate best).
+    The rate is linear from `data.mlm_probability` in the first step to `data.final_mlm_probability` in the last (Yang
+    et al. 2023, "Learning Better Masking for Better Language Model Pre-training", find a decreasing rate best).
     """
     progress = step / max(1, max_steps - 1)
     return data.mlm_probability + (data.evaluated_mlm_probability - data.mlm_probability) * progress

@@ -1,4 +1,4 @@
-"""The stages of a run with every setting resolved: what an item of `training.stages` does not set, it inherits."""
+"""The stages of a run with every setting resolved: an item of `training.stages` inherits what it does not set."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Stage(StageShape):
     """Index among the stages of the run."""
     name: str | None
     prefix: str | None
-    """What leads to its settings, such as `training.stages.1.`; None for a run without that list."""
+    """Prefix of the stage's settings, such as `training.stages.1.`; None for a run without that list."""
     first_step: int
     """Completed steps of the run where it begins."""
     taken_steps: int
@@ -63,25 +63,25 @@ class Stage(StageShape):
     run_steps: int
     """Steps of the whole run, with those before a branch."""
     data: DataSettings
-    """Its data and its masking."""
+    """Data and masking of the stage."""
     objectives: Objectives
-    """What it trains."""
+    """Objectives that the stage trains."""
     objectives_of_run: Objectives
-    """What the model has heads for, and every evaluation measures."""
+    """Objectives that the model has heads for and every evaluation measures."""
     data_sets: tuple[int, ...]
-    """Its data sets: indices into `RunConfig.data_sets`, in the order of `data.components`."""
+    """Data sets of the stage: indices into `RunConfig.data_sets`, in the order of `data.components`."""
     evaluation_data: DataSettings
-    """What valid/own_mlm_loss is measured with: the masking of the end of the run, so that its values compare."""
+    """Data of valid/own_mlm_loss, with the masking of the end of the run, so that all values compare."""
     evaluation: EvaluationSettings
     model: ModelSettings
     """The model with the RoPE bases of this stage."""
     peak_learning_rate: float
     weight_decay: float
     schedule: ScheduleSettings
-    """With warmup and decay in steps of `rate_clock`."""
+    """Schedule with warmup and decay in steps of `rate_clock`."""
     has_own_schedule: bool
     rate_clock: Clock
-    """Of the stage if the schedule is its own, else of the run."""
+    """Clock of the stage if it has a schedule of its own, else that of the run."""
     masking_clock: Clock
     gradient_clipping: float
 
@@ -118,7 +118,7 @@ class Stage(StageShape):
         return [of_run[number] for number in self.data_sets]
 
     def continues(self, earlier: Stage) -> bool:
-        """Return whether its samples are those of `earlier`, so that it continues at the position where that ended."""
+        """Return whether this stage has the samples of `earlier`, and so continues where that stage ended."""
         return _samples_of(self) == _samples_of(earlier)
 
 
@@ -210,7 +210,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
 def epochs_of(training: TrainingSettings) -> dict[int, Duration]:
     """Return the lengths in epochs, with the whole names of their settings, by the number of the stage.
 
-    The only one of a run without stages has the number 0.
+    The only stage of a run without `training.stages` has the number 0.
     """
     lengths: list[tuple[str, Duration | None]] = [("training.", training.duration)]
     if training.stages:
@@ -223,7 +223,7 @@ def epochs_of(training: TrainingSettings) -> dict[int, Duration]:
 
 
 def with_steps(config: RunConfig, steps: Mapping[int, int]) -> RunConfig:
-    """Return the configuration, not checked, with steps in place of epochs, by the number of the stage."""
+    """Return the unchecked configuration with steps in place of epochs; `steps` are by number of the stage."""
     training = config.training
     if not steps:
         return config

@@ -1,6 +1,6 @@
 """Names of Hugging Face (TrainingArguments, run_mlm.py), Megatron and fairseq, and the settings that they mean here.
 
-A wrong guess is worse than none: each name is answered with a setting, its unit and the conversion of its value.
+A wrong guess is worse than none, so the answer for each name is a setting, its unit and the conversion of the value.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def synonyms() -> tuple[Synonym, ...]:
 
 @cache
 def _by_name() -> dict[str, Synonym]:
-    """The synonyms by name without underscores."""
+    """Return the synonyms by name without underscores."""
     return {name.replace("_", ""): synonym for synonym in synonyms() for name in synonym.names}
 
 
 @cache
 def length_names() -> tuple[str, ...]:
-    """Names of data.sequence_length."""
+    """Return the names of data.sequence_length."""
     return ("sequence_length", *_by_name()["seqlength"].names)
 
 
@@ -96,7 +96,7 @@ def explain_synonym(name: str, value: object, sequence_length: int | None = None
 
 
 def explain_stage(name: str, value: object, stages: Sequence[str]) -> str | None:
-    """Say how a setting of one stage is written, where an unknown section is called like a stage, or stage or stages.
+    """Explain how to write a setting of one stage if an unknown section has the name of a stage, `stage` or `stages`.
 
     Args:
         name: dotted name of the section.

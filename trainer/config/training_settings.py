@@ -117,7 +117,7 @@ class StageEvaluation(Settings):
 
 
 class StageSettings(DurationSettings):
-    """An item of `training.stages`: what differs in a part of the run; the run's settings hold for the rest."""
+    """An item of `training.stages`: what differs in a part of the run; the settings of the run apply to the rest."""
 
     section = ""
     units = ("steps", "tokens", "epochs")

@@ -32,7 +32,7 @@ class Rows:
 
     input_ids: np.ndarray
     starts: np.ndarray
-    """(N,) int64: first positions of the sequences, ascending, those of padding too."""
+    """(N,) int64: first positions of the sequences, padding included, ascending."""
     token_positions: np.ndarray
     """(sum(lengths),) int64: position of each token of the segments, ascending."""
     token_type_ids: np.ndarray | None
@@ -96,7 +96,7 @@ def assemble_rows(
 ) -> Rows:
     """Place segments in rows with their special tokens; the rest of a row is padding.
 
-    Padding holds [PAD] and is a sequence of its own; rows without segments are all padding.
+    Padding is [PAD] and is a sequence of its own; rows without segments are all padding.
 
     Args:
         tokens: (sum(segments.lengths),) ids, as `read_segments` returns them.

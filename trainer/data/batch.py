@@ -16,7 +16,7 @@ IGNORED = -100
 SEQUENCE_BUCKET = 64
 """Sequence capacities are multiples of it, so that few allocation sizes occur."""
 LENGTH_BUCKET = 128
-"""Positions of a block of FlashAttention 2: a bound of the longest sequence between two multiples saves nothing."""
+"""Positions per block of FlashAttention 2: a bound of the longest sequence between two multiples saves nothing."""
 
 
 def _nothing() -> torch.Tensor:
@@ -59,7 +59,7 @@ class Batch:
     has_segment_b: bool = True
     """False if all `token_type_ids` are known to be 0, so that models need not check."""
     longest_sequence: int = 0
-    """Positions, at least those of the longest sequence, padding too (`longest_sequence`); 0: unknown."""
+    """Bound of the sequences' lengths in positions, padding included (`longest_sequence`); 0: unknown."""
 
     @classmethod
     def of_sequences(
@@ -110,7 +110,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Number of positions that hold a token, without the padding that closes a row."""
+        """Number of positions with a token, without the padding that closes a row."""
         return int((self.input_ids != self.pad_token_id).sum())
 
     @property

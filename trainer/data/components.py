@@ -33,7 +33,8 @@ def components_of(data: DataSettings, shard_sets: Sequence[ShardSet], settings: 
     """Return the training components: one per data set, or one per source if its sources have weights or budgets.
 
     A data set's share is its weight, else its tokens tempered (Conneau et al. 2019, "XLM-R", section 3.1). Within it
-    a source's share is its weight; else its intended use: `epochs` times, at most `max_tokens`, else once.
+    a source's share is its weight, else its intended use: `epochs` times, at most `max_tokens`. A source without
+    any of these is used once.
 
     Raises:
         UserError: a data set contains no training document.
@@ -72,7 +73,7 @@ def check_budgets(
         stage_positions: token positions that the run reads in each stage.
 
     Raises:
-        UserError: it does; the fix has the longest run.
+        UserError: a source is used beyond its budget; the fix names the longest run.
     """
     shares: dict[tuple[str, str], float] = {}  # used by the run, of a source's budget
     budgets: dict[tuple[str, str], float] = {}

@@ -28,16 +28,16 @@ class CustomMasking:
     """The user's function between the rows of a micro-batch and its masked rows."""
 
     def __init__(self, name: str, settings: Masking) -> None:
-        """`name` rather than the function, so that a worker may be started in any way."""
+        """Take `name` rather than the function, so that a worker may be started in any way."""
         self._name = name
         self._settings = settings
         self._is_repeatable = False
 
     def mask_rows(self, input_ids: np.ndarray, keys: np.ndarray, probability: float) -> MaskedRows:
-        """As `trainer.data.masking.mask_rows`.
+        """Mask rows as `trainer.data.masking.mask_rows` does.
 
         Raises:
-            UserError: the function fails, depends on more than a row and its key, or returns what is no masked row.
+            UserError: the function fails, depends on more than a row and its key, or returns no masked rows.
         """
         seen, labels = self._call(input_ids, keys, probability)
         self._check(input_ids, seen, labels)

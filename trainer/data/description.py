@@ -16,7 +16,7 @@ _PLAIN = "\033[0m"
 
 
 def describe_batch(batch: Batch, tokenizer: Tokenizer, pair_labels: tuple[str, str], color: bool) -> Iterator[str]:
-    """Describe every row that holds text: one line per document part, and one per sentence of a pair.
+    """Describe every row with text: one line per document part, and one per sentence of a pair.
 
     Args:
         pair_labels: meaning of the labels 0 and 1 of a sentence pair.
@@ -46,7 +46,7 @@ def describe_batch(batch: Batch, tokenizer: Tokenizer, pair_labels: tuple[str, s
 
 
 def rows_as_data(batch: Batch, pair_labels: tuple[str, str], first_sample: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield every row that holds tokens as plain values; positions count from the row's first one.
+    """Yield every row with tokens as plain values; positions count from the row's first one.
 
     The help of `clozeworks show-batch` describes the fields.
     """

@@ -94,7 +94,7 @@ def evaluation_batches(
 ) -> Iterator[EvaluationBatch]:
     """Yield the valid split once (or `max_tokens` positions of it), with the same rows and masks at every call.
 
-    Micro-batch n of all ranks holds the same rows on any number of ranks. Every rank gets the same number of
+    Micro-batch n of all ranks has the same rows on any number of ranks. Every rank gets the same number of
     micro-batches; padding rows without predictions complete the last ones. The order in which a mixture names its data
     sets does not matter.
 

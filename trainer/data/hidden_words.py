@@ -11,9 +11,9 @@ Text, not tokens, decides everything, so that two tokenizers hide the same words
 - Word n of document d is hidden where a hash of (d, n) is below `HIDDEN_SHARE`: all its tokens become [MASK] at once.
   The space before a word is a part of its tokens, and not of its bytes.
 
-A passage with more tokens than the model has positions is read in parts. A token that reaches into two words leaves
-both visible, and [UNK] its word, whose bytes are unknown. So the digest of the hidden words tells whether two
-tokenizers hide the same ones.
+A passage with more tokens than the model has positions is read in parts. Both words of a token that reaches into
+two stay visible, and so does a word with [UNK], whose bytes are unknown. So the digest of the hidden words shows
+whether two tokenizers hide the same words.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from trainer.data.randomness import Purpose, fold, root_key, uniform
 from trainer.data.shard_set import Shard, ShardSet
 
 PASSAGE_BYTES = WORD_ROW_LENGTH - 2
-"""No token of normalized text is shorter than a byte, so a row holds any passage between [CLS] and [SEP]."""
+"""No token of normalized text is shorter than a byte, so a row has room for any passage between [CLS] and [SEP]."""
 MAX_PASSAGES = 1024
 MIN_PASSAGES_PER_DOCUMENT = 4
 HIDDEN_SHARE = 0.15
@@ -171,7 +171,7 @@ class _Passage:
         return [(self.document, number, num_bytes) for number, num_bytes in self.hidden.items()]
 
     def sequences(self, most_tokens: int) -> Iterator[_Sequence]:
-        """The passage, in parts of at most that many tokens that are cut before a word where one begins."""
+        """Return the passage in parts of at most that many tokens, cut before a word where one begins."""
         is_hidden = np.isin(self.word_of, list(self.hidden))
         start = 0
         while start < len(self.tokens):
@@ -187,7 +187,7 @@ class _Passage:
 
 
 def _passages(shard_sets: Sequence[ShardSet], tokenizer: Tokenizer, skip_corrupt_shards: bool) -> Iterator[_Passage]:
-    """The passages of all documents, those with the smallest hashes first."""
+    """Return the passages of all documents, those with the smallest hashes first."""
     shards = [shard for shard_set in shard_sets for shard in shard_set.shards("valid")]
     ids = [shard.read_index().document_ids for shard in shards]
     numbers = np.repeat(np.arange(len(shards)), [len(each) for each in ids])
@@ -222,7 +222,7 @@ def _key(purpose: int) -> np.uint64:
 
 
 def _cut(tokens: np.ndarray, is_cut: bool, tokenizer: Tokenizer, document: int, max_bytes: int) -> Iterator[_Passage]:
-    """The passages in the first bytes of a document; the last word of tokens that are cut may be incomplete."""
+    """Return the passages in the first bytes of a document; cut tokens may leave the last word incomplete."""
     texts = tokenizer.bytes_of(tokens.tolist())
     text = b"".join(texts).decode(errors="surrogateescape")
     words = [(match.start(), match.end()) for match in _WORD.finditer(text)]
@@ -246,7 +246,7 @@ def _cut(tokens: np.ndarray, is_cut: bool, tokenizer: Tokenizer, document: int, 
 
 
 def _passage_bounds(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """First word and the word after the last of each passage."""
+    """Return the first word of each passage, and the word after its last."""
     bounds: list[tuple[int, int]] = []
     first, used = 0, 0
     for number, (begin, end) in enumerate(spans):
@@ -263,9 +263,9 @@ def _passage_bounds(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _words_of_tokens(spans: Sequence[tuple[int, int]], texts: Sequence[bytes]) -> tuple[np.ndarray, set[int]]:
-    """The word of each token, (n,) int64, and the words that share a token with another one.
+    """Return the word of each token, (n,) int64, and the words that share a token with another one.
 
-    A token of white space alone belongs to the word that follows it; tokens behind the last word to none (-1).
+    A token of white space alone belongs to the word that follows it; tokens after the last word belong to none (-1).
     """
     ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
     starts = ends - np.array([len(text) for text in texts], np.int64)
@@ -279,7 +279,7 @@ def _words_of_tokens(spans: Sequence[tuple[int, int]], texts: Sequence[bytes]) -
 
 
 def _rows_of(positions: np.ndarray, row_length: int) -> np.ndarray:
-    """Rows of consecutive sequences of so many positions, each opened where the next one does not fit; (S,) int64."""
+    """Return the row of each consecutive sequence, (S,) int64; a new row opens where the next one does not fit."""
     rows = np.zeros(len(positions), np.int64)
     row, used = 0, 0
     for number, size in enumerate(positions.tolist()):

@@ -28,7 +28,7 @@ from trainer.data.workers import next_or_stop, start_reading
 
 @dataclass(frozen=True)
 class Position:
-    """Position of a run in its samples, a point and no `SampleRange`: the entire state of a loader."""
+    """Position of a run in its samples, which is the entire state of a loader."""
 
     stage: int
     epoch: int
@@ -48,7 +48,7 @@ class GlobalBatch:
     first_slice: int
     """Index of this rank's first micro-batch among those of all ranks."""
     micro_batches: tuple[Batch, ...] = ()
-    """Those of this rank; none where no token is read (`Loader.planned`)."""
+    """Micro-batches of this rank; none where no token is read (`Loader.planned`)."""
 
     @property
     def position(self) -> Position:
@@ -65,7 +65,7 @@ class GlobalBatch:
 
     @property
     def last_sample(self) -> int:
-        """Last sample, inclusive."""
+        """Last sample of the batch."""
         return self.samples.stop - 1
 
     def slices(self) -> Iterator[SampleRange]:

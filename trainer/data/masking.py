@@ -2,9 +2,9 @@
 
 Devlin et al. 2018, section 3.1: of the tokens to predict, 80% become [MASK], 10% a random token, 10% stay. The units
 are single tokens, whole words, or spans (Joshi et al. 2019, "SpanBERT"). A row predicts k = floor(p n + u) of its n
-tokens, u in [0, 1) from the row's key, so the expectation is exactly p and k never exceeds the fixed capacity. A pure
-function of the rows and their keys, for a whole micro-batch at once. A masking of the user's own takes its place
-(`trainer/data/custom_masking.py`).
+tokens, u in [0, 1) from the row's key, so the expectation is exactly p and k never exceeds the fixed capacity. Masking
+is a pure function of the rows and their keys, for a whole micro-batch at once. A masking of the user's own can replace
+it (`trainer/data/custom_masking.py`).
 
 Words follow from token ids alone. A word is the text between two spaces: its first token begins with the metaspace
 (U+2581), the others do not. In scripts without spaces that would be an entire clause, so there every token is a word. A
@@ -44,7 +44,7 @@ class Masking:
 
     Attributes:
         max_mlm_probability: the largest share of the tokens to predict in the run; fixes the capacity of a batch.
-        unit: unit that is masked together.
+        unit: what is masked together.
         kinds: (vocab_size,) the `piece_kinds` of the vocabulary, for words and spans.
         mean_span_words: mean of the geometric distribution of span lengths, in words.
         special_tokens: never predicted, and no replacement except [MASK].
@@ -153,13 +153,13 @@ class _Units:
     rows: np.ndarray
     """(U,) row of each unit."""
     sizes: np.ndarray
-    """(U,) number of its tokens."""
+    """(U,) number of tokens of the unit."""
     numbers: np.ndarray
-    """(U,) its index in the order of positions."""
+    """(U,) index of the unit in the order of positions."""
     of_position: np.ndarray
     """(maskable positions,) index of the unit of each maskable position."""
     firsts: np.ndarray
-    """(U,) by index: flat position of the first token."""
+    """(U,) flat position of the first token, by that index."""
 
 
 def choose_tokens(maskable: np.ndarray, hashes: np.ndarray, budgets: np.ndarray) -> np.ndarray:

@@ -30,9 +30,9 @@ BATCH_TOKENS = 4096
 """Tokens of the masked copies that are scored at once: on a CPU a quarter faster than 16,384, which leave its cache."""
 NUM_RESAMPLES = 10_000
 CHANCE = 0.5
-"""Accuracy of a coin."""
+"""Accuracy by chance."""
 FEWEST_PAIRS = 30
-"""A bootstrap interval of fewer pairs says little, and of one that is always right it has no width."""
+"""A bootstrap interval of fewer pairs says little; if a model is right on all of them, it has no width."""
 _SHOWN_CHARACTERS = 60
 
 
@@ -110,7 +110,7 @@ def _name_of(file: Path, path: Path) -> str:
 
 
 def digest_of_pairs(pairs: Sequence[MinimalPair]) -> str:
-    """sha256 of the texts and names of pairs, wherever their files are."""
+    """Return the sha256 of the texts and names of pairs; the location of their files does not count."""
     return hashlib.sha256(json.dumps([pair[:4] for pair in pairs]).encode()).hexdigest()
 
 
@@ -262,7 +262,7 @@ class EncodedPairs:
 def pair_scores(
     encoded: EncodedPairs, scorer: Scorer, advance: Callable[[int], None] = lambda num_copies: None
 ) -> np.ndarray:
-    """Pseudo-log-likelihoods (num_pairs, 2) float64 of the good and the bad sentences, in nats.
+    """Return the pseudo-log-likelihoods of the good and the bad sentences in nats, (num_pairs, 2) float64.
 
     `advance` is called with the number of masked copies after each batch. A sentence that occurs twice is scored once.
 
@@ -310,12 +310,12 @@ class Accuracies:
 
     @property
     def mean_of_paradigms(self) -> float:
-        """Mean accuracy of the paradigms, which is the overall one where all have the same number of pairs."""
+        """Mean accuracy of the paradigms; it equals `overall` where all paradigms have the same number of pairs."""
         return fmean(each.share for each in self.paradigms.values())
 
 
 def judge(pairs: Sequence[MinimalPair], scores: np.ndarray) -> Accuracies:
-    """Accuracies from the scores (num_pairs, 2) of `pair_scores`.
+    """Return the accuracies that follow from the scores (num_pairs, 2) of `pair_scores`.
 
     The interval resamples the pairs within each paradigm, `NUM_RESAMPLES` times with a fixed seed. The number of right
     pairs among n that are drawn with replacement is binomial, so it is drawn directly.
@@ -341,7 +341,7 @@ def judge(pairs: Sequence[MinimalPair], scores: np.ndarray) -> Accuracies:
 
 
 def report_lines(report: Accuracies) -> Iterator[str]:
-    """The table for people: paradigms, fields, and all pairs, in percent."""
+    """Return the lines of a table in percent: paradigms, fields, and all pairs."""
     width = max(len(printable(name)) for name in ("minimal pairs", *report.fields, *report.paradigms))
     yield f"{'':<{width}}  {'pairs':>7}  {'right %':>7}  {'95% interval':>12}  {'ties':>5}"
     for group in (report.paradigms, report.fields, {"overall": report.overall}):
@@ -361,7 +361,7 @@ def report_lines(report: Accuracies) -> Iterator[str]:
 
 
 def as_json(pairs: Sequence[MinimalPair], scores: np.ndarray, report: Accuracies) -> dict[str, Any]:
-    """For programs: shares of right pairs (`overall`, `fields`, `paradigms`), counts, and every pair's scores."""
+    """Return shares of right pairs (`overall`, `fields`, `paradigms`), counts, and the scores of every pair."""
     groups = {"fields": report.fields, "paradigms": report.paradigms}
     return {
         "overall": report.overall.share,

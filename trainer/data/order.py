@@ -28,7 +28,7 @@ class EpochOrder:
     """The window and row at each position of an epoch."""
 
     def __init__(self, row_counts: Sequence[int], key: np.uint64) -> None:
-        """`row_counts` has the number of rows of every shard, in the order of the manifest."""
+        """Take `row_counts`, the number of rows of every shard, in the order of the manifest."""
         counts = np.asarray(row_counts, np.int64)
         ranks = fold(fold(key, Purpose.SHARD_ORDER), np.arange(len(counts)))
         permuted = np.argsort(ranks, kind="stable")
@@ -92,7 +92,7 @@ class ComponentEpoch:
     def __init__(
         self, shards: Sequence[Shard], settings: RowSettings, key: np.uint64, counts: np.ndarray | None = None
     ) -> None:
-        """`counts` are those of the sentence pairs of all shards, (num_shards, `NUM_COUNTS`), where they are known."""
+        """Take `counts` of the sentence pairs of all shards, (num_shards, `NUM_COUNTS`), where they are known."""
         self._shards = shards
         self._settings = settings
         self._planner, self._counts = PairPlanner(shards, settings, key), counts

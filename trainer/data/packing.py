@@ -1,6 +1,6 @@
 """Form of a row, and rows of documents for masked language modeling in closed form from document lengths alone.
 
-A shard is one stream in which a document of n tokens takes n + 2 positions. Row r holds the positions r(L - 2) to
+A shard is one stream in which a document of n tokens takes n + 2 positions. Row r has the positions r(L - 2) to
 (r + 1)(L - 2) of the stream, each part of a document between its own [CLS] and [SEP]: a part that is cut at its front
 or end needs one position more than it has in the stream, so each row reserves two positions. Parts without a token are
 dropped. Every token is in exactly one row, and the number of rows follows from the manifest.
@@ -20,7 +20,7 @@ from trainer.data.batch import IGNORED
 
 SEGMENT_A, SEGMENT_B = 0, 1
 SPECIAL_POSITIONS = 3
-"""Of a sentence pair: [CLS] A [SEP] B [SEP]."""
+"""Number of special tokens of a sentence pair: [CLS] A [SEP] B [SEP]."""
 SHORTEST_PAIR = SPECIAL_POSITIONS + 2
 
 
@@ -29,7 +29,7 @@ class RowSettings:
     """Form of a row: the settings that the order of samples depends on."""
 
     sequence_length: int
-    """L: positions."""
+    """L: positions of a row."""
     pair_task: PairTask | None = None
     short_seq_probability: float = 0.0
 

@@ -1,4 +1,4 @@
-"""Counts of the sentence pairs of every shard in an epoch, without which nobody knows how many rows the epoch has.
+"""Counts of the sentence pairs of every shard in an epoch, from which the number of rows of the epoch follows.
 
 Planning all shards takes minutes to hours, so the counts are kept: in memory, and in a folder for the next start of the
 run and for workers that were forked before they were known.
@@ -99,7 +99,7 @@ class KeptPairCounts:
     def find(self, planner: PairPlanner) -> np.ndarray | None:
         """Return the counts of all shards, (num_shards, `NUM_COUNTS`) int64; None if they are unknown.
 
-        A file that is damaged, or holds what its name does not say, counts for nothing and is warned of.
+        A file that is damaged, or whose contents do not match its name, is ignored with a warning.
         """
         identity = planner.identity()
         name = _name(identity)
@@ -120,7 +120,7 @@ class KeptPairCounts:
         return self._remember(name, counts)
 
     def keep(self, planner: PairPlanner, counts: np.ndarray, writes: bool) -> None:
-        """Remember the counts; with `writes` for other processes too, atomically, and later if that fails."""
+        """Remember the counts; with `writes`, write them atomically for other processes too, or later if that fails."""
         identity = planner.identity()
         name = _name(identity)
         self._remember(name, counts)

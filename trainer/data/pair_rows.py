@@ -22,7 +22,7 @@ class PairCounts:
     swapped_pairs: int = 0
     """Pairs in the wrong order."""
     single_sentence_chunks: int = 0
-    """The only or last sentence of a document, or a long one: an A without a B, used for masked tokens only."""
+    """Single sentences: the only or last one of a document, or a long one; an A without a B, for masked tokens only."""
     unlabeled_pairs: int = 0
     """Pairs without a partner of matching lengths: they keep the order of the text, used for masked tokens only."""
     truncated_tokens: int = 0

@@ -38,9 +38,9 @@ class Branch:
 
     step: int
     skip: tuple[tuple[int, int], ...] = ()
-    """Samples (first, stop) of an epoch that are not predicted; of a branch of the same run."""
+    """Samples (first, stop) of an epoch that are not predicted, for a branch of the same run."""
     epoch: int | None = None
-    """Of the samples; None for the one in which the step lies."""
+    """Epoch of the samples; None for the epoch of the step."""
     run: str | None = None
     """Output directory of the other run, which `branch` of the configuration alone sets; None for this one."""
 
@@ -49,7 +49,7 @@ def parse_ranges(text: str, option: str) -> list[tuple[int, int]]:
     """Parse `A:B` or `A:B,C:D` as (first, stop): the samples A to B - 1, as in Python slices.
 
     Raises:
-        UsageError: the text is neither, or a range is empty.
+        UsageError: the text has another form, or a range is empty.
     """
     ranges = []
     for part in text.split(","):

@@ -37,9 +37,9 @@ class ReadEpoch:
     epoch: int
     component: int
     number: int = 0
-    """Of a mixture: epochs of the component within `epoch` before it."""
+    """In a mixture, the number of earlier epochs of the component within `epoch`."""
     first: int = 0
-    """Of a mixture: samples of the component within `epoch` before it."""
+    """In a mixture, the number of earlier samples of the component within `epoch`."""
 
 
 class SampleSpace:
@@ -208,7 +208,7 @@ def check_enough_rows(num_rows: int | None, stage: StageShape) -> None:
     """Check that the rows of an epoch fill a global batch; `num_rows` is None for a mixture, whose epochs do not end.
 
     Raises:
-        UserError: they do not.
+        UserError: the rows are too few.
     """
     length, tokens = stage.sequence_length, stage.global_batch_tokens
     if num_rows is not None and num_rows * length < tokens:

@@ -157,7 +157,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _locked(self, name: str, wait: bool) -> Iterator[bool]:
-        """Hold the lock of that name; yield False if another process holds it."""
+        """Lock that name within the block; yield False if another process has the lock."""
         with contextlib.ExitStack() as stack:
             try:
                 mine = stack.enter_context(_lock(self._folder / _LOCKS / name, wait)) is not None
@@ -172,7 +172,9 @@ class ShardCache:
 
 @contextlib.contextmanager
 def _lock(path: Path, wait: bool) -> Iterator[int | None]:
-    """Hold the lock of a file, which the system frees at a kill; yield its descriptor, or None if another holds it.
+    """Lock a file within the block; yield its descriptor, or None if another process has the lock.
+
+    The system frees the lock at a kill.
 
     Raises:
         OSError: the file cannot be written, or its file system has no locks.
@@ -219,7 +221,7 @@ def _is_disk_full(error: BaseException) -> bool:
 class Prefetcher:
     """Prefetcher of files in the order of requests.
 
-    Its thread ends when nothing has been requested for a moment, so that a shard set out of use leaves none behind.
+    Its thread ends when nothing has been requested for a moment, so that an unused shard set leaves no thread behind.
     """
 
     def __init__(self, fetch: Callable[[CachedFile], object]) -> None:
@@ -264,11 +266,11 @@ class Prefetcher:
 def is_sound(path: Path, sha256: str, marks: Path, wait: bool = True) -> bool:
     """Return whether a local file has this sha256.
 
-    One that was verified before and not written since is not read again: not every rank and worker hashes every shard.
-    A mark in the folder `marks` names the file by path, inode, size and times of change; copying times does not reset
-    the last of these. While one process reads the file, the others wait for its mark; without `wait` they get False.
-    The mark is the file that they lock, and counts once something is written in it: a network file system may hide a
-    new file from a host that looked for it, and never what was written in a file that the host locks afterwards.
+    A file that was verified before and not written since is not read again: not every rank and worker hashes every
+    shard. A mark in the folder `marks` names the file by path, inode, size and times of change; copying times does not
+    reset the last of these. While one process reads the file, the others wait for its mark; without `wait` they get
+    False. The processes lock the mark, which counts once something is written in it: a network file system may hide a
+    new file from a host that looked for it, but never what was written in a file that the host locks afterwards.
 
     Raises:
         OSError: the file is missing or cannot be read.

@@ -78,7 +78,7 @@ class ShardSet:
         return frozenset(self._damaged)
 
     def note_damaged(self, names: Iterable[str]) -> None:
-        """Skip these shards, too, which another rank could not read."""
+        """Skip these shards too, because another rank could not read them."""
         self._damaged.update(names)
 
     def is_readable(self, record: ShardRecord) -> bool:
@@ -162,7 +162,7 @@ class Shard:
 
 
 def has_valid_split(shard_sets: Sequence[ShardSet]) -> bool:
-    """Return whether any data set holds documents out; without them a run does not evaluate."""
+    """Return whether any data set has a valid split; without one a run does not evaluate."""
     return any(shard_set.manifest.valid.documents for shard_set in shard_sets)
 
 

@@ -30,7 +30,7 @@ _LOST = re.compile(
 """Message of torch, raised by its SIGCHLD handler at any point of the rank, or while it waits for the batch."""
 
 LOSS_SECONDS = 5.0
-"""Between a broken connection to a worker and the news that the worker was killed."""
+"""Longest time between a broken connection to a worker and the signal that the worker was killed."""
 _SCHEDULER_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
 _POLL_SECONDS = 0.5
 
@@ -114,8 +114,8 @@ def next_or_stop(batches: Iterator[Item], should_stop: Callable[[], bool] | None
 def block_scheduler_signals() -> Iterator[None]:
     """Block scheduler signals while workers start: all their threads inherit the mask, also those that torch starts.
 
-    One thread without it would be enough for SIGTERM to end the worker. A signal to the rank meanwhile reaches another
-    thread of it, or waits.
+    One thread without it would be enough for SIGTERM to end the worker. Meanwhile a signal to the rank reaches another
+    thread of the rank, or waits.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SCHEDULER_SIGNALS)
     try:

@@ -27,9 +27,9 @@ MAX_FLASH_HEAD_SIZE = 256
 
 LONGEST_MASKED_ROW = 64
 """Positions. Forward and backward of `masked` on one core in fp32, against `by_sequence`: 1.4 to 2.2 times as fast at 4
-heads of 32 and equal at 12 heads of 64; in bf16 it takes twice as long at every length, for PyTorch's backward does.
-Whole steps of `tiny_cpu` gain 5% by the choice in fp32 at 64, nothing to 8% above, and 10 to 30% in bf16
-(tests/benchmarks/results/cpu_steps.json)."""
+heads of 32 and equal at 12 heads of 64; in bf16 it takes twice as long at every length, as does
+PyTorch's backward. Whole steps of `tiny_cpu` gain 5% by the choice in fp32 at 64, nothing to 8% above, and 10 to 30%
+in bf16 (tests/benchmarks/results/cpu_steps.json)."""
 
 
 class AttentionLayout(NamedTuple):
@@ -60,9 +60,11 @@ class AttentionLayout(NamedTuple):
 def choose_kernel(
     device: torch.device, dtype: torch.dtype, head_size: int, dropout: float, sequence_length: int
 ) -> Kernel:
-    """The fastest way that serves; `dropout` is on the attention probabilities, `sequence_length` that of a row.
+    """Return the fastest kernel for these inputs.
 
-    A constant rule, never timed: the choice changes numerics, and all ranks and a resumed run must make the same.
+    `dropout` is that on the attention probabilities, and `sequence_length` is the length of a row.
+    The rule is constant and never timed: the choice changes numerics, and all ranks and a resumed run must make the
+    same one.
     """
     if dropout > 0.0:
         return "masked"
@@ -82,7 +84,7 @@ def choose_kernel(
 def attention_layout(
     batch: Batch, dtype: torch.dtype, kernel: Kernel, reach: int | None = None, rotation: Rotation | None = None
 ) -> AttentionLayout:
-    """The layout of `batch` for hidden states of `dtype`."""
+    """Return the layout of `batch` for hidden states of `dtype`."""
     bias = None
     if kernel == "masked":
         bias = _as_bias(_are_apart(batch, reach), dtype)
@@ -97,7 +99,7 @@ def attention_layout(
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: AttentionLayout, dropout: float = 0.0
 ) -> torch.Tensor:
-    """Scaled dot-product attention within each sequence.
+    """Return scaled dot-product attention within each sequence.
 
     `query`, `key`, `value` and the result are (T, num_heads, head_size); `dropout` on the attention probabilities
     needs a masked layout.
@@ -110,11 +112,11 @@ def attend(
 
 
 def split_qkv(qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values (T, num_heads, head_size) of (T, 3, num_heads, head_size), as `unbind(1)` gives them.
+    """Split (T, 3, num_heads, head_size) into queries, keys and values (T, num_heads, head_size), as `unbind(1)` does.
 
-    The gradient is the tensor of which attention's backward returns the three parts, where it writes one, as
-    `by_sequence` does; else the parts are stacked. On CUDA they are: torch's `_flash_attention_backward` allocates
-    its three results itself and takes no others.
+    Where the backward of attention writes its three gradients into one tensor, as `by_sequence` does, this tensor is
+    the gradient. Otherwise the three are stacked, as on CUDA: torch's `_flash_attention_backward` allocates three
+    results itself and takes no others.
     """
     if torch.compiler.is_compiling():
         query, key, value = qkv.unbind(1)
@@ -165,7 +167,7 @@ def _attend_masked(
 
 
 def _are_apart(batch: Batch, reach: int | None) -> torch.Tensor:
-    """(R, 1, L, L) bool: whether two positions of a row are of different sequences, or further apart than `reach`."""
+    """Return whether two positions of a row are of different sequences, or further apart than `reach`; (R, 1, L, L)."""
     positions = torch.arange(batch.input_ids.numel(), device=batch.cu_seqlens.device, dtype=torch.int32)
     sequences = torch.bucketize(positions, batch.cu_seqlens[1:], right=True)  # (T,): number of each position's sequence
     sequences = sequences.view(batch.num_rows, 1, batch.sequence_length)
@@ -174,13 +176,13 @@ def _are_apart(batch: Batch, reach: int | None) -> torch.Tensor:
 
 
 def _are_far(batch: Batch, reach: int) -> torch.Tensor:
-    """(L, L) bool: whether two positions are further apart than `reach`."""
+    """Return whether two positions are further apart than `reach`, (L, L) bool."""
     positions = torch.arange(batch.sequence_length, device=batch.cu_seqlens.device)
     return (positions.unsqueeze(-1) - positions).abs() > reach
 
 
 def _as_bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """An additive mask: scaled_dot_product_attention would turn a boolean one into this at each layer."""
+    """Return an additive mask: scaled_dot_product_attention would turn a boolean one into this at each layer."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 

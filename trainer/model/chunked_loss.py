@@ -23,22 +23,22 @@ MAX_CHUNKS = 8
 
 
 def is_chunked(num_rows: int, vocab_size: int, dtype: torch.dtype) -> bool:
-    """Whether the loss of `num_rows` rows is made in chunks; a rule of shapes, the same on every device.
+    """Return whether the loss of `num_rows` rows is computed in chunks: a rule of shapes, the same on every device.
 
-    Not in float16, in which gradients must be multiplied by the loss scale before they are rounded.
+    In float16 it is not, because there gradients must be multiplied by the loss scale before they are rounded.
     """
     return dtype != torch.float16 and num_rows * vocab_size > LOGITS_IN_ONE
 
 
 def rows_per_chunk(num_rows: int, vocab_size: int) -> int:
-    """How many rows one chunk has; the last one may have fewer."""
+    """Return the number of rows of a chunk; the last chunk may have fewer."""
     return min(num_rows, max(LOGITS_OF_CHUNK // vocab_size, -(-num_rows // MAX_CHUNKS)))
 
 
 def chunked_loss(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor, chunk_rows: int | None = None
 ) -> torch.Tensor:
-    """Sum of the cross-entropies of `hidden @ weight.T + bias` over targets other than -100, shape (), float32.
+    """Return the sum of the cross-entropies of `hidden @ weight.T + bias`, () float32, over targets other than -100.
 
     Gradients are summed over chunks in float32 and rounded after the factor of the backward is applied. There is one
     backward: a second one through the same loss is an error of autograd.
@@ -104,7 +104,7 @@ class _ChunkedLoss(torch.autograd.Function):
 def _differentiate(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses (n, 1) of n rows, and the gradient of their sum by the logits, (n, V); one matrix of them at the end."""
+    """Return the losses (n, 1) of n rows, and the gradient of their sum by the logits, (n, V)."""
     logits = F.linear(rows, weight, bias)
     dtype = logits.dtype
     scores = logits.to(torch.promote_types(dtype, torch.float32))

@@ -1,7 +1,7 @@
 """Attention on the CPU, one call for each sequence: a short sequence costs its own length squared, not its row's.
 
-An operator of our own, since the lengths are read on the host: to torch.compile it is one opaque call, where a loop
-in the block would be traced again for every batch. The backward calculates in float32: for bfloat16 PyTorch's
+It is an operator of this project, because the lengths are read on the host: to torch.compile it is one opaque call,
+where a loop in the block would be traced again for every batch. The backward computes in float32: in bfloat16 PyTorch's
 kernel takes three times as long at 128 positions and a quarter more at 512 (at 2,048 a fifth less).
 """
 
@@ -24,7 +24,7 @@ def attend_by_sequence(
     cu_seqlens: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Scaled dot-product attention within each sequence.
+    """Return scaled dot-product attention within each sequence.
 
     Args:
         query, key, value: (T, num_heads, head_size), as is the result.
@@ -45,7 +45,7 @@ def attend_by_sequence(
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The attended values, and the log-sum-exp of each position's scores, (T, num_heads) float32 or float64."""
+    """Return the attended values, and the log-sum-exp of each position's scores, (T, num_heads) float32 or float64."""
     attended, log_sum_exp = _empty_results(query)
     for sequence in _sequences(cu_seqlens):
         inputs = (_as_one(tensor[sequence]) for tensor in (query, key, value))
@@ -79,7 +79,7 @@ def _attend_backward(
     cu_seqlens: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """(T, 3, num_heads, head_size): the gradients of queries, keys and values in one tensor, see `split_qkv`."""
+    """Return the gradients of queries, keys and values in one tensor (T, 3, num_heads, head_size); see `split_qkv`."""
     gradients = _empty_gradients(query)
     precision = log_sum_exp.dtype
     exact = [tensor.to(precision) for tensor in (gradient, query, key, value, attended)]
@@ -119,7 +119,7 @@ def _sequences(cu_seqlens: torch.Tensor) -> Iterator[slice]:
 
 
 def _as_one(sequence: torch.Tensor) -> torch.Tensor:
-    """(length, heads, size) to (1, heads, length, size)."""
+    """Return (length, heads, size) as (1, heads, length, size)."""
     return sequence.transpose(0, 1)[None]
 
 

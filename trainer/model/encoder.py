@@ -41,7 +41,7 @@ class Encoder(nn.Module):
         return hidden_states
 
     def _layouts(self, batch: Batch, hidden_states: torch.Tensor) -> dict[str, AttentionLayout]:
-        """One layout for all global layers and one for all local ones."""
+        """Return one layout for all global layers and one for all local ones."""
         config = self.config
         dropout = config.attention_probs_dropout_prob if self.training else 0.0
         kernel = choose_kernel(
@@ -62,7 +62,7 @@ class Encoder(nn.Module):
         for layout in layouts.values() if self.is_compiled else ():
             for sized in (layout.cu_seqlens, layout.longest):
                 if sized is not None:
-                    torch._dynamo.mark_dynamic(sized, 0)  # a new graph would be an error, not a slow surprise
+                    torch._dynamo.mark_dynamic(sized, 0)  # a new graph is an error here, rather than a slow step
         return layouts
 
 
@@ -111,7 +111,7 @@ class PreNormBlock(nn.Module):
 
 
 def build_block(config: ModelSettings, number: int) -> nn.Module:
-    """Block `number` of the encoder.
+    """Return block `number` of the encoder.
 
     Embeddings that were just normalized are not normalized again (Warner et al. 2024, section 2.1.1).
     """

@@ -1,7 +1,7 @@
 """Our weights and settings as those of transformers' class of a family, both ways.
 
 Names differ, and one matrix of ours may be several there (in BERT queries, keys and values); nothing is computed, so
-the map is exact. The rows that pad the vocabulary are real rows on both sides (`MaskedLanguageModelHead` says why).
+the mapping is exact. The rows that pad the vocabulary are real rows on both sides (`MaskedLanguageModelHead` says why).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.config.model_settings import ModelSettings
 
 
 def family_in_transformers(config: ModelSettings, next_sentence: bool) -> PublishedFamily:
-    """The family whose class in transformers computes what `config` says; a custom model may be of one, too.
+    """Return the family whose class in transformers computes what `config` says; a custom model may be of one, too.
 
     Raises:
         UserError: there is none; the message names the reasons.
@@ -45,7 +45,7 @@ def family_in_transformers(config: ModelSettings, next_sentence: bool) -> Publis
 def hugging_face_config(
     config: ModelSettings, next_sentence: bool, special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS
 ) -> dict[str, Any]:
-    """The contents of config.json; `special_tokens` are the tokenizer's."""
+    """Return the contents of config.json; `special_tokens` are those of the tokenizer."""
     return family_in_transformers(config, next_sentence).config_json(config, next_sentence, special_tokens)
 
 
@@ -64,8 +64,9 @@ def to_hugging_face(weights: Mapping[str, torch.Tensor], family: PublishedFamily
 def from_hugging_face(
     weights: Mapping[str, torch.Tensor], names: Iterable[str], family: PublishedFamily
 ) -> tuple[dict[str, torch.Tensor], dict[str, list[str]]]:
-    """Return the tensors of our parameters `names` from transformers' state dict, and the missing ones of the
-    others.
+    """Return the tensors of our parameters `names` from transformers' state dict.
+
+    The second result lists, for each parameter that is incomplete there, the names that are missing.
     """
     converted: dict[str, torch.Tensor] = {}
     incomplete: dict[str, list[str]] = {}

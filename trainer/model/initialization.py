@@ -19,8 +19,8 @@ def initialize(model: nn.Module, seed: int, config: ModelSettings) -> None:
 
     With `depth_scaled` initialization the matrices that write into the residual stream, of which there are two a
     block, have 1 / sqrt(2 num_hidden_layers) of the deviation, so that the stream does not grow with the depth
-    (Radford et al. 2019, section 2.3; Warner et al. 2024). So has the dense layer of the MLM head, as in transformers'
-    ModernBERT: a norm follows it, so that a smaller matrix gives the same outputs and turns faster.
+    (Radford et al. 2019, section 2.3; Warner et al. 2024). The dense layer of the MLM head has this deviation too, as
+    in transformers' ModernBERT: a norm follows it, so that a smaller matrix gives the same outputs and turns faster.
 
     Each parameter draws on the CPU from a generator of its own, seeded by (seed, name): the weights depend
     neither on the device nor on what other parameters the model has.

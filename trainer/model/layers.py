@@ -19,7 +19,7 @@ from trainer.model.chunked_loss import chunked_loss
 from trainer.model.positions import build_position_embeddings, rotate
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"gelu": F.gelu, "geglu": F.gelu, "relu": F.relu}
-"""Of the feed-forward layer and the MLM head; GELU is the exact one (erf)."""
+"""Activations of the feed-forward layer and of the MLM head; GELU is the exact one (erf)."""
 
 
 class WordEmbeddings(nn.Embedding):
@@ -143,12 +143,12 @@ class GatedFeedForward(nn.Module):
 
 
 def build_feed_forward(config: ModelSettings) -> nn.Module:
-    """The feed-forward layer that `hidden_act` names."""
+    """Return the feed-forward layer that `hidden_act` names."""
     return GatedFeedForward(config) if config.hidden_act == "geglu" else FeedForward(config)
 
 
 def build_norm(config: ModelSettings) -> nn.Module:
-    """LayerNorm (Ba et al. 2016), or RMSNorm (Zhang and Sennrich 2019), which neither centers nor shifts."""
+    """Return LayerNorm (Ba et al. 2016), or RMSNorm (Zhang and Sennrich 2019), which neither centers nor shifts."""
     if config.norm == "rmsnorm":
         return nn.RMSNorm(config.hidden_size, eps=config.layer_norm_eps)
     return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)

@@ -40,7 +40,7 @@ _UNREADABLE_NAMES = r"[#%?\\\p{Cc}\p{Cs}]"
 def check_model_folder(folder: Path, strict: bool = False, name: str | None = None) -> None:
     """Refuse a directory without a model, with weights elsewhere or only as pickles, or that needs code of its own.
 
-    With `strict` (what goes into a registry or comes from one) it must hold no pickle and no code at all.
+    With `strict`, for what goes into a registry or comes from one, it must contain no pickle and no code at all.
 
     Raises:
         UserError: naming what was found; `name` is what the user called the folder.
@@ -101,7 +101,7 @@ def check_code(folder: Path, name: str | None = None) -> None:
 
 
 def _first_code_field(values: Any) -> str | None:
-    """The first field that names code, at any depth (a model may have several configurations in one)."""
+    """Return the first field that names code, at any depth (a model may have several configurations in one)."""
     stack = [values]
     while stack:
         value = stack.pop()
@@ -204,7 +204,7 @@ def _check_weight_names(folder: Path, name: str) -> None:
 
 
 def folder_digest(folder: Path, without: Collection[str] = ()) -> str:
-    """sha256 over the names and contents of all files but those of the names `without`.
+    """Return the sha256 over the names and contents of all files except those named in `without`.
 
     Raises:
         UserError: a file cannot be read.
@@ -232,7 +232,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def named_mask_token(folder: Path) -> str | None:
-    """The mask token that tokenizer_config.json names; None where it names none."""
+    """Return the mask token that tokenizer_config.json names; None where it names none."""
     token = read_json(folder / "tokenizer_config.json").get("mask_token")
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) and token else None
@@ -258,7 +258,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class _Provenance(BaseModel):
-    """What is looked into; all else becomes tags as it is."""
+    """The fields that this project reads; the others become tags unchanged."""
 
     mlflow_run_id: str | None = None
     data_digests: dict[str, str] | None = None
@@ -268,10 +268,10 @@ class _Provenance(BaseModel):
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
-    """What the export wrote down of the model's origin; empty for a folder from elsewhere. People edit the file.
+    """Return what the export recorded about the origin of the model; empty for a folder from elsewhere.
 
     Raises:
-        UserError: it is not of the form that an export writes.
+        UserError: the file does not have the form that an export writes; people edit it.
     """
     provenance = read_json(folder / PROVENANCE_FILE)
     try:
@@ -286,6 +286,6 @@ def read_provenance(folder: Path) -> dict[str, Any]:
 
 
 def data_lineage(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    """Manifest digests of all data that the weights saw; empty if the provenance has none."""
+    """Return the manifest digests of all data that the weights saw; empty if the provenance has none."""
     digests: dict[str, str] = provenance.get("data_digests") or {}
     return tuple(dict.fromkeys([*digests.values(), *(provenance.get("data_lineage") or [])]))

@@ -29,8 +29,9 @@ from trainer.model.sizes import DTYPES, Precision, num_predictions
 
 
 def missing_for_compilation(device_type: str) -> str | None:
-    """What this host lacks for compiled blocks that pay off ("cuda" or "cpu" as `device_type`); None if nothing.
+    """Return what this host lacks for compiled blocks that pay off; None if nothing.
 
+    `device_type` is "cuda" or "cpu".
     Before its first kernel Triton compiles a C file against the headers of Python and links it with libcuda.
     """
     if device_type != "cuda":
@@ -53,10 +54,10 @@ def missing_for_compilation(device_type: str) -> str | None:
 
 
 def with_compilation_decided(config: RunConfig, ranks: Ranks) -> tuple[RunConfig, str | None]:
-    """The configuration with `training.compile=auto` replaced by true or false, the same on all ranks.
+    """Return the configuration with `training.compile=auto` replaced by true or false, the same on all ranks.
 
-    Returns a warning too, where CUDA ranks have to do without. All ranks call it together. At ZeRO stage 3 nothing is
-    compiled: DeepSpeed's hooks, which gather a module's weights, break every block into a dozen graphs.
+    The second result is a warning where CUDA ranks cannot compile. All ranks call it together. At ZeRO stage 3 nothing
+    is compiled: DeepSpeed's hooks, which gather a module's weights, break every block into a dozen graphs.
     """
     if config.training.compile != "auto":
         return config, None
@@ -79,7 +80,7 @@ def with_compilation_decided(config: RunConfig, ranks: Ranks) -> tuple[RunConfig
 
 
 def fast_precision(device_type: str, processor: Processor) -> Literal["fp32", "bf16"]:
-    """The faster of the two. A constant rule, never timed: a run's precision does not depend on a machine's load.
+    """Return the faster precision by a constant rule that times nothing: the load of a machine must not decide it.
 
     On CPUs bf16 pays off where there are units for its products of matrices: with Intel's AMX whole steps of
     `small_cpu` are 1.4 times as fast as in fp32, with Intel's AVX-512 BF16 alone 0.85 times
@@ -94,7 +95,7 @@ def fast_precision(device_type: str, processor: Processor) -> Literal["fp32", "b
 
 
 def with_own_precision(config: RunConfig, device_type: str) -> RunConfig:
-    """The configuration with `training.precision=auto` replaced by what this host alone would choose: for estimates."""
+    """Return the configuration with the precision that this host would choose for `auto`, for estimates."""
     if config.training.precision != "auto":
         return config
     return _with_training(config, precision=_own_precision(config, device_type))
@@ -103,7 +104,7 @@ def with_own_precision(config: RunConfig, device_type: str) -> RunConfig:
 def with_precision_decided(
     config: RunConfig, ranks: Ranks, saved: Precision | None = None
 ) -> tuple[RunConfig, str | None]:
-    """The configuration with `training.precision=auto` replaced by one precision, the same on all ranks.
+    """Return the configuration with `training.precision=auto` replaced by one precision, the same on all ranks.
 
     A run keeps `saved`, the precision of its checkpoint, on any processor; the warning says so where a
     new run would have another. A new run takes bf16 where every rank is fast in it. All ranks call it together.
@@ -133,7 +134,7 @@ def _with_training(config: RunConfig, **changes: Any) -> RunConfig:
 
 
 def describe_numerics(config: RunConfig, ranks: Ranks) -> dict[str, str]:
-    """By name, for a checkpoint: what changes the bits of a loss and is not a setting."""
+    """Return by name what changes the bits of a loss and is not a setting, for a checkpoint."""
     model, dtype = config.model, DTYPES[config.training.precision]
     lengths = dict.fromkeys(stage.sequence_length for stage in config.stages)
     dropout = model.attention_probs_dropout_prob

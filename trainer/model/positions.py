@@ -1,7 +1,7 @@
 """Positions: a learned vector each, sinusoids, or rotations of queries and keys.
 
-What is computed is computed in float32 for every micro-batch: a buffer would be rounded with the weights to bfloat16,
-in which neighboring positions beyond 256 are the same number.
+Sinusoids and rotations are computed in float32 for every micro-batch: a buffer would be rounded with the weights to
+bfloat16, in which neighboring positions beyond 256 are the same number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Rotation(NamedTuple):
 class SinusoidalPositions(nn.Module):
     """Sines and cosines of wavelengths from 2 pi to 20,000 pi (Vaswani et al. 2017, section 3.5).
 
-    Scaled to the deviation of fresh word vectors, so that neither drowns the other; Vaswani et al. scale words instead.
+    They are scaled to the deviation of new word vectors, so that neither dominates; Vaswani et al. scale words instead.
     """
 
     def __init__(self, config: ModelSettings) -> None:
@@ -40,14 +40,14 @@ class SinusoidalPositions(nn.Module):
 
 
 def build_position_embeddings(config: ModelSettings) -> nn.Module | None:
-    """The module that turns positions into vectors added to the word vectors; None where attention rotates."""
+    """Return the module that turns positions into vectors added to the word vectors; None where attention rotates."""
     if config.position_embedding == "learned":
         return nn.Embedding(config.max_position_embeddings, config.hidden_size)
     return SinusoidalPositions(config) if config.position_embedding == "sinusoidal" else None
 
 
 def rotation(position_ids: torch.Tensor, head_size: int, theta: float) -> Rotation:
-    """The angles of `position_ids` (T,) for heads of `head_size` (Su et al. 2021, section 3.4.2)."""
+    """Return the rotation of `position_ids` (T,) for heads of `head_size` (Su et al. 2021, section 3.4.2)."""
     angles = _angles(position_ids, head_size, theta)[:, None]  # (T, 1, head_size / 2)
     return Rotation(angles.cos(), angles.sin())
 
@@ -67,6 +67,6 @@ def rotate(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 def _angles(position_ids: torch.Tensor, size: int, theta: float) -> torch.Tensor:
-    """(T, size / 2) float32: position times theta ** (-2 i / size)."""
+    """Return position times theta ** (-2 i / size), (T, size / 2) float32."""
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=position_ids.device) / size
     return position_ids[:, None].float() * (1.0 / theta**exponents)

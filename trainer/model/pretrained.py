@@ -34,14 +34,16 @@ LARGEST_WEIGHT = 1e6
 def load_pretrained(
     auto_class: str, folder: Path, purpose: str, **options: Any
 ) -> tuple[PreTrainedModel, frozenset[str]]:
-    """The model in evaluation mode, float32, and the names of weights that the folder lacks (they are random).
+    """Load a model in evaluation mode, float32; return it and the names of weights that the folder lacks.
+
+    Those weights are random.
 
     `auto_class` is one of transformers' (`AutoModel`, `AutoModelForSequenceClassification`), `purpose` says in an
     error what the folder was to be loaded as.
 
     Raises:
         UserError: transformers cannot load such a model, a weight is not finite or implausibly large, or there
-            are weights of layers that the model has not.
+            are weights of layers that the model does not have.
     """
     config = load_config(folder, **options)  # whose numbers are looked at, before a model of so many layers is made
     for name, value in _AS_USED.items():
@@ -96,7 +98,7 @@ def refuse_random_weights(missing: frozenset[str], folder: Path, purpose: str, b
 
 
 def load_config(folder: Path, attn_implementation: str | None = None, **options: Any) -> Any:
-    """The folder's configuration, with `options` in place of its own values.
+    """Load the configuration of a folder, with `options` in place of the values there.
 
     What config.json says of the implementation of attention and experts is not used: a value such as "owner/name"
     makes transformers fetch code of that name, where the package `kernels` is installed.
@@ -125,7 +127,7 @@ def load_config(folder: Path, attn_implementation: str | None = None, **options:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The folder's tokenizer, to which "[MASK]" and the like in a text are the special tokens.
+    """Load the tokenizer of a folder; it reads "[MASK]" and the like in a text as special tokens.
 
     Raises:
         UserError: transformers cannot read it, or its ids exceed the model's vocabulary.
@@ -155,7 +157,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _check_numbers(config: Any, folder: Path) -> None:
-    """Refuse numbers with which libraries build without end, fail when the model is used, or give NaN in silence."""
+    """Refuse numbers with which libraries build endlessly, fail when the model is used, or return NaN silently."""
     values = {**config.to_dict(), **{name: getattr(config, name, None) for name in _COUNTS}}
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -198,7 +200,7 @@ def _check_size(auto: Any, config: Any, folder: Path) -> None:
 
 
 def _check_finite(model: PreTrainedModel, folder: Path) -> None:
-    """Refuse weights with which everything would be NaN, in silence: such numbers, and those whose products are."""
+    """Refuse weights that are not finite, or so large that products of them are not: all outputs would be NaN."""
     for name, weight in model.named_parameters():
         if not (weight.abs() <= LARGEST_WEIGHT).all():
             what = "not finite (NaN, infinity)" if not weight.isfinite().all() else f"beyond {LARGEST_WEIGHT:g}"

@@ -24,7 +24,10 @@ FLOPS_FORMULA = (
 
 
 def num_block_norms(config: ModelSettings) -> int:
-    """Norms in all blocks: two each, but none before the attention of the first where embeddings were normalized."""
+    """Return the number of norms in all blocks.
+
+    A block has two. The first one has none before its attention where embeddings were normalized.
+    """
     skips_first = config.norm_position == "pre" and config.embedding_norm
     return 2 * config.num_hidden_layers - skips_first
 
@@ -32,12 +35,12 @@ def num_block_norms(config: ModelSettings) -> int:
 def flops_per_token(
     config: ModelSettings, sequence_length: int, mlm_probability: float = 0.15, next_sentence: bool = False
 ) -> float:
-    """Operations of forward and backward per position, where a multiplication and an addition are two.
+    """Return the operations of forward and backward per position, where a multiplication and an addition are two.
 
-    6 per weight of the blocks' matrices (2 forward, 4 backward; the feed-forward layer has 2 matrices, 3 with a gate),
-    attention as if each row were one sequence, of which a local layer sees a window, the MLM head on the share of
-    positions that is predicted, and pooler and next-sentence head on one pair per row. For BERT-large 1.879e9 at length
-    128 and 1.992e9 at 512. Recomputation by activation checkpointing is not counted: it is no useful work.
+    The sum has 6 per weight of the blocks' matrices (2 forward, 4 backward; the feed-forward layer has 2 matrices, 3
+    with a gate), attention as if each row were one sequence, of which a local layer sees a window, the MLM head on the
+    share of positions that is predicted, and pooler and next-sentence head on one pair per row. BERT-large has 1.879e9
+    at length 128 and 1.992e9 at 512. Recomputation by activation checkpointing is not counted: it is no useful work.
     """
     hidden = config.hidden_size
     matrices = 4 * hidden**2 + (3 if config.hidden_act == "geglu" else 2) * hidden * config.intermediate_size
@@ -63,7 +66,7 @@ def memory_per_rank(
     mlm_probability: float = 0.15,
     activation_checkpointing: bool = False,
 ) -> dict[str, int]:
-    """Bytes on one rank by part; DeepSpeed's buckets and the allocator's slack come on top.
+    """Return the bytes on one rank by part, without DeepSpeed's buckets and the allocator's slack.
 
     With N parameters (`num_parameters`), W ranks and b bytes per number in `precision` (ZeRO, Rajbhandari et al. 2020):
 
@@ -92,12 +95,14 @@ def memory_per_rank(
 
 
 def num_predictions(micro_batch_tokens: int, sequence_length: int, mlm_probability: float) -> int:
-    """Slots for predicted tokens in a micro-batch: the rows of logits that its loss is made of."""
+    """Return the number of slots for predicted tokens in a micro-batch: the rows of logits of its loss."""
     return micro_batch_tokens // sequence_length * math.ceil(mlm_probability * sequence_length)
 
 
 def loss_bytes(config: ModelSettings, predictions: int, dtype: torch.dtype) -> int:
-    """What the MLM loss of so many predictions needs, forward and backward, in a model of `dtype` (b bytes).
+    """Return the bytes that the MLM loss of so many predictions needs, forward and backward.
+
+    In a model of `dtype` (b bytes) they are:
 
     - of all logits at once: b + 12 bytes for each (the logits, their fp32 copy, its log-softmax and the gradient)
     - in chunks (`trainer/model/chunked_loss.py`): 4 for each logit of a chunk and each gradient of the word matrix and
@@ -117,9 +122,9 @@ def loss_bytes(config: ModelSettings, predictions: int, dtype: torch.dtype) -> i
 def activation_bytes(
     config: ModelSettings, micro_batch_tokens: int, number_bytes: int, activation_checkpointing: bool
 ) -> dict[str, int]:
-    """What the encoder's parts keep for the backward, with attention that keeps no (L, L) matrix.
+    """Return the bytes that the parts of the encoder keep for the backward; attention keeps no (L, L) matrix.
 
-    Per position, in numbers of `number_bytes`, each part its inputs too:
+    Each part keeps per position, in numbers of `number_bytes`:
 
     - embeddings: the sum before their norm (hidden_size)
     - attention, a block: input, q, k, v and the attended values (5 hidden_size); rotary positions keep the turned q and
@@ -128,9 +133,9 @@ def activation_bytes(
       a gate values, gates, the activated values and the product (4 intermediate_size)
     - norms: the input of every norm in and after the blocks (hidden_size)
 
-    Dropout keeps a mask of a byte a number (on CUDA; the CPU keeps numbers): hidden_size after embeddings, attention
+    Dropout keeps a mask of a byte per number (on CUDA; the CPU keeps numbers): hidden_size after embeddings, attention
     and feed-forward, intermediate_size within a feed-forward layer. With checkpointing every block keeps its input only
-    (checkpoints), and one at a time all of it.
+    (checkpoints), and one block at a time keeps everything.
     """
     hidden, layers = config.hidden_size, config.num_hidden_layers
     dropouts = config.sublayer_dropouts

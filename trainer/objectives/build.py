@@ -1,4 +1,4 @@
-"""Objectives by name: those of this project, and a user's own as `module:Class`."""
+"""Objectives by name: those of this project, and classes of users as `module:Class`."""
 
 from __future__ import annotations
 
@@ -107,10 +107,10 @@ def _build(settings: ObjectiveSettings, config: ModelSettings) -> Objective:
 
 
 def check_scores(name: str, scores: Scores, num_predictions: int, batch: Batch) -> None:
-    """Check what a user's objective makes of a micro-batch; waits for the device.
+    """Check the scores of a user's objective for a micro-batch; waits for the device.
 
     Raises:
-        UserError: it counts other predictions than it scores, or one is about no position of the batch.
+        UserError: the objective counts other predictions than it scores, or one is about no position of the batch.
     """
     used = int(scores.used.sum())
     if used != num_predictions:
@@ -129,7 +129,7 @@ def check_scores(name: str, scores: Scores, num_predictions: int, batch: Batch) 
 
 
 def check_trained(objectives: Mapping[str, Objective]) -> None:
-    """Check that all weights of objectives are trained: a checkpoint holds no others.
+    """Check that all weights of objectives are trained: a checkpoint has no others.
 
     Raises:
         UserError: one is frozen.
@@ -139,7 +139,7 @@ def check_trained(objectives: Mapping[str, Objective]) -> None:
             if not parameter.requires_grad:
                 raise OBJECTIVE.wrong(
                     objective_name,
-                    f"has {name}, which is not trained, so no checkpoint would hold it",
+                    f"has {name}, which is not trained, so no checkpoint would have it",
                     fix="keep frozen modules out of `self`, such as in a list, and load them in `__init__`",
                 )
 
@@ -154,14 +154,14 @@ def submodules_of(objectives: Mapping[str, Objective], taken: Collection[str]) -
     for objective_name, objective in objectives.items():
         for name, _ in objective.named_parameters(recurse=False):
             raise UsageError(
-                f"objective {objective_name} holds {name} itself",
+                f"objective {objective_name} has the parameter {name} itself",
                 fix="put it into a submodule, whose name it is stored under",
                 code="weight-outside-submodules",
             )
         for name, _ in objective.named_buffers():
             raise UsageError(
-                f"objective {objective_name} holds the buffer {name}, which no checkpoint holds",
-                fix="compute it where it is used, or make it a parameter",
+                f"objective {objective_name} has the buffer {name}, which no checkpoint has",
+                fix="keep a constant as a plain tensor and move it to the device in `scores`, or make it a parameter",
                 code="buffer-of-objective",
             )
         for name, module in objective.named_children():

@@ -31,14 +31,14 @@ class MaskedLM(Objective):
         return batch.num_masked
 
     def forward(self, encoded: EncodedBatch) -> Sums:
-        """`loss`: () float32, cross-entropy over the predicted tokens, nats."""
+        """Return `loss`, () float32: the sum of the cross-entropies of the predicted tokens, in nats."""
         words = encoded.encoder.embeddings.word_embeddings
         hidden_states, batch = encoded.hidden_states, encoded.batch
         return {"loss": self._loss_sum(hidden_states, batch.masked_positions, batch.labels, words)}
 
     def scores(self, encoded: EncodedBatch) -> Scores:
-        """(P,) for `masked_positions`: loss, and whether the right token has the largest logit, or one of the largest
-        five."""
+        """Return for `masked_positions` (P,) the loss, and whether the right token has the largest logit, or one of the
+        five largest."""
         batch, words = encoded.batch, encoded.encoder.embeddings.word_embeddings
         masked = encoded.hidden_states.index_select(0, batch.masked_positions)  # (P, hidden_size)
         rows = len(masked)
@@ -50,7 +50,7 @@ class MaskedLM(Objective):
         return Scores(batch.masked_positions, batch.labels != IGNORED, values)
 
     def logits(self, encoded: EncodedBatch) -> torch.Tensor:
-        """(P, padded_vocab_size) for `masked_positions`."""
+        """Return the logits (P, padded_vocab_size) for `masked_positions`."""
         masked = encoded.hidden_states.index_select(0, encoded.batch.masked_positions)  # (P, hidden_size)
         logits: torch.Tensor = self.mlm_head(masked, encoded.encoder.embeddings.word_embeddings)
         return logits
@@ -71,7 +71,7 @@ class MaskedLM(Objective):
 
 
 def _score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each row its loss, and whether the label has the largest logit or is among the five largest, in float32."""
+    """Return the loss of each row, and whether its label has the largest logit or one of the five largest; float32."""
     hits = logits.topk(5, dim=-1).indices == labels[:, None]  # (P, 5)
     losses = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
     return losses, hits[:, 0].float(), hits.any(-1).float()
@@ -95,8 +95,11 @@ class MaskedLanguageModelHead(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, word_embeddings: WordEmbeddings, labels: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """(P, hidden_size) of the predicted positions to logits (P, padded_vocab_size); with `labels` (P,), to the
-        sum of their losses, for which not all logits exist at once where they are many (`is_chunked`)."""
+        """Turn the hidden states (P, hidden_size) of the predicted positions into logits (P, padded_vocab_size).
+
+        With `labels` (P,) the result is the sum of their losses, for which many logits are computed in chunks
+        (`is_chunked`).
+        """
         transformed = self.norm(self.activation(self.dense(hidden_states)))
         result: torch.Tensor
         if labels is not None and is_chunked(len(labels), len(self.bias), transformed.dtype):

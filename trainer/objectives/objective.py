@@ -1,7 +1,7 @@
 """The interface of an objective: a head on the encoder, the loss of a micro-batch, and its metrics.
 
-A user's own objective is a class in a file of theirs, named `module:Class` in `objectives`. It subclasses `Objective`,
-builds its head in `__init__`, and has two methods: `num_predictions` and `scores`.
+An objective of a user's own is a class in a file of theirs, which `objectives` names as `module:Class`. The class
+subclasses `Objective`, builds its head in `__init__`, and has two methods: `num_predictions` and `scores`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EncodedBatch:
 
     @cached_property
     def hidden_states(self) -> torch.Tensor:
-        """(T, hidden_size) of the last layer; the encoder runs only if an objective reads them."""
+        """The hidden states of the last layer, (T, hidden_size); the encoder runs only if an objective reads them."""
         hidden_states: torch.Tensor = self.encoder(self.batch)
         return hidden_states
 
@@ -59,14 +59,15 @@ class Scores(NamedTuple):
 
 
 class Objective(nn.Module):
-    """One loss of pretraining. Its submodules are named and stored as those of the model (`PretrainingModel`).
+    """One loss of pretraining. The submodules of an objective are submodules of the model (`PretrainingModel`).
 
     Training and evaluation report the mean of each of `values` over all predictions of a global batch, or of the valid
-    split: `train/{metric}_loss`, `valid/{metric}_accuracy`. A run's loss is the sum of all objectives' mean losses.
+    split: `train/{metric}_loss`, `valid/{metric}_accuracy`. The loss of a run is the weighted sum of
+    the mean losses of all objectives.
     """
 
     metric: ClassVar[str] = ""
-    """The name of the objective within names of metrics."""
+    """The name within names of metrics: lower case, and not beginning with a word of other metrics (`build.py`)."""
     values: ClassVar[tuple[str, ...]] = ("loss",)
     """Names of the values that `scores` returns for each prediction; `loss` comes first, the others may be any."""
     training_values: ClassVar[tuple[str, ...] | None] = None
@@ -81,14 +82,18 @@ class Objective(nn.Module):
         self.config = config
 
     def num_predictions(self, batch: Batch) -> int:
-        """Return how many predictions `scores` uses of a micro-batch in host memory; their sum divides the loss."""
+        """Return how many predictions of a micro-batch `scores` uses: the loss is divided by this number.
+
+        The micro-batch is in host memory.
+        """
         raise NotImplementedError
 
     def scores(self, encoded: EncodedBatch) -> Scores:
-        """Return the single predictions, on the batch's device.
+        """Return the scores of the single predictions, on the device of the batch.
 
-        Random numbers come from torch's global generator, which is seeded for each micro-batch, so that they depend
-        neither on the rank nor on the number of ranks.
+        A head reads `encoded.hidden_states`, (T, hidden_size). `encoded.batch` has the tokens and their original ids
+        (`Batch.masked_positions`, `Batch.labels`). Random numbers come from torch's global generator, which is seeded
+        for each micro-batch, so that they depend neither on the rank nor on the number of ranks.
         """
         raise NotImplementedError
 
@@ -163,13 +168,13 @@ class StageObjectives:
     """The objectives of a run, and which of them a stage trains."""
 
     objectives: Mapping[str, Objective]
-    """Of the run, by name."""
+    """Objectives of the run by name."""
     weights: Mapping[str, float]
-    """Of those that the stage trains, by name."""
+    """Weights of the objectives that the stage trains, by name."""
 
     @cached_property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """The sums of a step: name of an objective and of one of its values; the same in all stages of a run."""
+        """The sums of a step, as (name of an objective, name of one of its values); the same in all stages of a run."""
         return tuple(
             (name, value)
             for name, objective in self.objectives.items()
@@ -177,7 +182,7 @@ class StageObjectives:
         )
 
     def num_predictions(self, micro_batches: Sequence[Batch]) -> dict[str, int]:
-        """Return the predictions for micro-batches by objective of the run; 0 of those that the stage leaves out."""
+        """Return the number of predictions by objective of the run; 0 for those that the stage leaves out."""
         counts = dict.fromkeys(self.objectives, 0)
         for name in self.weights:
             with explained(name):

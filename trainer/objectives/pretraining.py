@@ -1,7 +1,7 @@
 """The pretraining model: an encoder and its objectives, whose losses are sums.
 
-Sums, never means: what to divide by is known only over the global batch (`trainer/loop/step.py`), and
-micro-batches hold different numbers of predictions.
+The losses are sums, never means: micro-batches have different numbers of predictions, and their sum over the global
+batch, by which the loss is divided, is known to `trainer/loop/step.py` only.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from trainer.objectives.objective import EncodedBatch, Objective, Scores, Sums, 
 from trainer.objectives.sentence_pairs import SentencePairs
 
 MAX_GRAPHS = 64
-"""Of all blocks: ModernBERT has 3 kinds, in training and evaluation 6 graphs a stage. Beyond torch's own limit of 8 a
-block would run uncompiled with a warning."""
+"""Limit for all blocks: ModernBERT has 3 kinds, so 6 graphs per stage in training and evaluation. Beyond torch's own
+limit of 8 a block would run uncompiled, with a warning."""
 
 Output = Mapping[str, Sums]
 """The sums of each objective by its name."""
@@ -95,13 +95,13 @@ class PretrainingModel(nn.Module):
         return objective
 
     def train(self, mode: bool = True) -> Self:
-        """Switch dropout, and what else differs between training and evaluation, for objectives too."""
+        """Switch between training and evaluation, as dropout does, for objectives too."""
         for objective in self.objectives.values():
             objective.train(mode)
         return super().train(mode)
 
     def initialize(self, seed: int) -> None:
-        """Initialize every weight from `seed`, the same on every device; then objectives set what they want otherwise.
+        """Initialize every weight from `seed`, the same on every device; then objectives set the weights that differ.
 
         Raises:
             UserError: an objective of the user's fails, or leaves a weight frozen.
@@ -126,7 +126,7 @@ class PretrainingModel(nn.Module):
         return matrices
 
     def set_rope_bases(self, config: ModelSettings) -> None:
-        """Rotate queries and keys with the bases of `config` from now on."""
+        """Make attention rotate queries and keys with the bases of `config` from now on."""
         self.encoder.rope_bases = {"global": config.global_rope_theta, "local": config.local_rope_theta}
 
     def set_output_bias(self, token_counts: torch.Tensor) -> None:

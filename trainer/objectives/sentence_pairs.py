@@ -34,20 +34,20 @@ class SentencePairs(Objective):
         return batch.num_pairs
 
     def forward(self, encoded: EncodedBatch) -> Sums:
-        """`loss`: () float32, nats; `accuracy`: () int64, the pairs judged right."""
+        """Return the sums `loss`, () float32 in nats, and `accuracy`, () int64, the number of pairs judged right."""
         labels, logits = encoded.batch.next_sentence_labels, self.logits(encoded)
         loss_sum = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
         return {"loss": loss_sum, "accuracy": (logits.argmax(dim=-1) == labels).sum()}
 
     def scores(self, encoded: EncodedBatch) -> Scores:
-        """(C,) for `cls_positions`: loss, and whether the pair is judged right."""
+        """Return for `cls_positions` (C,) the loss, and whether the pair is judged right."""
         labels, logits = encoded.batch.next_sentence_labels, self.logits(encoded)
         losses = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
         values = {"loss": losses, "accuracy": (logits.argmax(dim=-1) == labels).float()}
         return Scores(encoded.batch.cls_positions, labels != IGNORED, values)
 
     def logits(self, encoded: EncodedBatch) -> torch.Tensor:
-        """(C, 2) for `cls_positions`."""
+        """Return the logits (C, 2) for `cls_positions`."""
         pooled = self.pooler(encoded.hidden_states.index_select(0, encoded.batch.cls_positions))  # (C, hidden_size)
         logits: torch.Tensor = self.next_sentence_head(pooled)
         return logits

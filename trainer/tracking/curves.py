@@ -10,12 +10,12 @@ from trainer.tracking.journal import ENTROPY_PARAM, Journal
 
 POINTS_AT_ONCE = 100_000
 MAX_POINTS = 2_000
-"""Of one curve in a figure that is 570 pixels wide; more are thinned out evenly."""
+"""Points of a curve, in a figure 570 pixels wide; a longer curve is thinned out evenly."""
 _LABELS = {"mlm": "MLM"}
 PICTURE = "curves/loss.png"
 """Name of the artifact."""
 LOSSES = re.compile(r"(train|valid)/((?!own_)\w+)_loss")
-"""Names of the losses of objectives, of which each has a panel. MLflow draws all other metrics."""
+"""Names of the losses of objectives; each has a panel. MLflow draws all other metrics."""
 
 
 def draw_run(journal: Journal) -> bytes | None:

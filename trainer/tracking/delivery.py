@@ -41,7 +41,7 @@ class Cursor(BaseModel):
     tracking_uri: str
     """The server, without secrets."""
     run_uuid: str
-    """Run of the journal; a folder that was copied, or has lost its run.json, belongs to another run."""
+    """Run of the journal; a folder that was copied, or whose run.json is lost, belongs to another run."""
     experiment_id: str | None = None
     run_id: str | None = None
     parent_run_id: str | None = None
@@ -114,7 +114,7 @@ class Delivery:
 
     @cached_property
     def _client(self) -> MlflowClient:
-        return connect(self._address)  # asked for as all else is, for a database may be away too
+        return connect(self._address)  # made on first use, because a database may be unavailable too
 
     @property
     def _run_id(self) -> str:

@@ -14,7 +14,7 @@ from data_prep.storage import storage
 from trainer.tracking.mlflow_server import artifact_root, as_location
 
 DEFAULT_EXPERIMENT_ID = "0"
-"""Made by MLflow with each database."""
+"""Id of the experiment that MLflow makes with each database."""
 
 
 def find_or_create_experiment(client: Any, name: str, choice: str = "") -> str:
@@ -88,7 +88,7 @@ def experiments_elsewhere(client: Any, tracking_uri: str) -> Iterator[tuple[str,
 
 
 def _location_of_new(client: Any) -> str | None:
-    """None where the client's store has its artifacts beside its database, or its server decides.
+    """Return the location of a new experiment's artifacts; None where the client's store or its server decides.
 
     A store that other code of this process had opened before may have them in the working directory.
     """

@@ -83,7 +83,7 @@ def smooth(values: Sequence[float]) -> np.ndarray:
 
 
 def _limit(axes: Axes, panel: TrainingPanel) -> None:
-    """Let single outliers of the raw curve leave the picture rather than flatten all other curves."""
+    """Limit the axis so that single outliers of the raw curve leave the picture and do not flatten other curves."""
     assert panel.train is not None
     limits = [*np.quantile(panel.train.y, [0.002, 0.998])]
     limits += panel.valid.y if panel.valid is not None else []
@@ -158,7 +158,7 @@ def _draw_curve(axes: Axes, curve: Curve, color: str, label: str, dashed: bool) 
 
 
 def _side_by_side(num_panels: int, title: str) -> tuple[Figure, np.ndarray]:
-    """A figure and its axes, with margins in inches: looking for the smallest ones takes as long as drawing."""
+    """Return a figure and its axes; margins are in inches, because finding the smallest takes as long as drawing."""
     width, height = 5.2 * num_panels, 4.2
     figure = _figure(width, height)
     figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=12)

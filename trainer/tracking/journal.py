@@ -7,7 +7,7 @@ run.json       identity (a tag of the run on the server), parameters, tags, stat
 artifacts/     files of the run, under their artifact paths
 cursors/       one file per server: how much it has received (trainer/tracking/delivery.py)
 
-The folder is all that is needed to send it: nothing to be sent is in memory only.
+The folder is all that a delivery needs: no unsent value is in memory only.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DataSetInput(BaseModel):
 
     name: str
     digest: str
-    """The manifest's; MLflow keeps its first 36 characters, and all of it in the profile."""
+    """Digest of the manifest; MLflow keeps the first 36 characters, and all of them in the profile."""
     source: str
     """URL without credentials."""
     context: str = "training"
@@ -70,7 +70,7 @@ class Artifact(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """Contents of run.json: all that a server gets besides the points."""
+    """Contents of run.json: everything that a server gets except the points."""
 
     run_uuid: str
     parent_uuid: str | None = None
@@ -326,9 +326,9 @@ def now() -> int:
 
 
 def _is_copy(folder: Path, record: RunRecord) -> bool:
-    """Whether this folder is a copy whose run has continued in the folder that its record names.
+    """Return whether this folder is a copy whose run has continued in the folder that its record names.
 
-    A folder that was staged to another disk, and whose original is unchanged, is no copy in this sense.
+    A folder that was staged to another disk is no copy in this sense while the original is unchanged.
     """
     if record.folder is None:
         return False
@@ -342,7 +342,7 @@ def _is_copy(folder: Path, record: RunRecord) -> bool:
 
 
 def _begins_with(path: Path, other: Path) -> bool:
-    """Whether the file at `path` begins with the contents of `other`; a missing file is empty."""
+    """Return whether the file at `path` begins with the contents of `other`; a missing file is empty."""
     if not path.exists():
         return other.stat().st_size == 0
     with open(path, "rb") as file, open(other, "rb") as prefix:

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 EMBEDDED_DATABASE = "mlflow.db"  # MLflow's own default
 ARTIFACT_FOLDER = "mlruns"
-"""Beside an sqlite database; MLflow's own default is in the directory that a command is started from."""
+"""Folder beside an sqlite database; the default of MLflow is a folder where a command is started."""
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SERVERS = ("http", "https", "databricks", "databricks-uc", "uc")
 UPLOAD_RETRIES = 4
 READ_RETRIES = 2
-"""Of a command that only reads, 6 seconds of waiting in all: a user waits for it."""
+"""Retries of a command that only reads, 6 seconds of waiting in all: a user waits for it."""
 UPLOAD_TIMEOUT_SECONDS = 300  # a server that stores gigabytes answers late
 REQUIREMENT = "mlflow>=3.17,<4"
 MAX_NAME_LENGTH = 250
@@ -171,7 +171,7 @@ def connect(tracking_uri: str) -> MlflowClient:
 
 @contextlib.contextmanager
 def _artifacts_beside(tracking_uri: str) -> Iterator[None]:
-    """Have a store that MLflow opens within the block keep new artifacts beside its database.
+    """Within the block, make a store that MLflow opens keep new artifacts beside its database.
 
     MLflow reads this variable of its server when it opens a store, and has no argument for it.
     """
@@ -245,8 +245,8 @@ def import_mlflow() -> None:
 def registry_client(uri: str, doing: str, *, writes: bool = False, moves_alias: bool = False) -> Iterator[MlflowClient]:
     """Yield a client, with MLflow's global URI set (its registry reads it), and turn its errors into `UserError`.
 
-    One that writes, or moves an alias, waits for a server that is away longer than one that reads: what it writes may
-    have taken hours.
+    A client that writes, or moves an alias, waits longer for an unavailable server than a client that reads: what it
+    writes may have taken hours.
     """
     client = connect(uri)
     import mlflow
@@ -288,7 +288,7 @@ _NO_ANSWER = {
     "error responses": "the server answers with errors, also after retries",
     "timed out": "the server does not answer in time",
 }
-"""Parts of urllib3's long messages, and what they mean."""
+"""Parts of the long messages of urllib3, and what they mean."""
 
 
 def short(error: Exception) -> str:
@@ -314,18 +314,18 @@ def view_hint(tracking_uri: str, experiment_id: str | None, run_id: str | None) 
 
 
 def registry_view_hint(tracking_uri: str, name: str, version: str | int | None = None) -> str:
-    """The same for a registered model, or for one of its versions."""
+    """Return how to see a registered model, or one of its versions, as `view_hint` does for a run."""
     path = f"#/models/{url_quote(name, safe='')}"
     return _hint_for(tracking_uri, (path if version is None else f"{path}/versions/{version}") + TRAINING_VIEW)
 
 
 def sync_command(output_dir: Path, tracking_uri: str | None) -> str:
-    """Return the command line with which a person sends what waits in a run's folder."""
+    """Return the command line that sends the unsent metrics of a run's folder."""
     return join(["clozeworks", "sync-tracking", str(output_dir), *server_options(tracking_uri)])
 
 
 def server_options(tracking_uri: str | None) -> list[str]:
-    """Return the options that name a server in a printed command; none for one with a login, which is not printed."""
+    """Return the options that name a server in a printed command; none for a URL with a login, which is not printed."""
     is_plain = tracking_uri is not None and storage.redact(tracking_uri) == tracking_uri
     return ["--tracking-uri", str(tracking_uri)] if is_plain else []
 
@@ -345,7 +345,7 @@ def request_limits(max_retries: int, timeout_seconds: int) -> Iterator[None]:
 
     MLflow reads the limits from the process environment at each request, and several threads of a run send requests at
     once (metrics, registrations), so no thread may change the limits of another. Where the blocks of several threads
-    overlap, the largest limits hold for all. MLflow's defaults are 7 retries of 120 seconds: a server that is down
+    overlap, the largest limits apply to all. MLflow's defaults are 7 retries of 120 seconds: a server that is down
     would block a caller for minutes.
     """
     limits = {RETRIES: max_retries, SECONDS: timeout_seconds}

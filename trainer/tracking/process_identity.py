@@ -15,13 +15,13 @@ Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class ProcessIdentity(BaseModel):
-    """A process; what the system does not tell is None."""
+    """A process; a value that the system does not report is None."""
 
     model_config = ConfigDict(strict=True)
 
     host: str | None = None
     boot_id: str | None = None
-    """Of the host's boot."""
+    """Id of the boot of the host."""
     pid: Count | None = None
     pid_namespace: str | None = None
     process_start_ticks: Count | None = None
@@ -50,14 +50,14 @@ def is_alive(process: ProcessIdentity) -> bool | None:
 
 
 def is_suspended(process: ProcessIdentity) -> bool:
-    """Return whether a signal such as SIGSTOP holds the process; False where that is unknown."""
+    """Return whether a signal such as SIGSTOP suspended the process; False where that is unknown."""
     return is_alive(process) is True and process.pid is not None and (_fields(process.pid) or " ")[0] == "T"
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since the boot; None where it is gone, or a zombie.
+    """Return when a process started, in clock ticks since the boot; None where it is gone, or a zombie.
 
-    The number of a process that ended is given to others in time, with another start.
+    The id of a process that ended is used again later, by a process with another start.
     """
     fields = _fields(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[19])
@@ -69,7 +69,7 @@ def _fields(pid: int) -> list[str] | None:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return text.rpartition(")")[2].split()  # after the name, which may hold spaces
+    return text.rpartition(")")[2].split()  # after the name, which may have spaces
 
 
 def _boot_id() -> str | None:

@@ -55,7 +55,7 @@ def describe_run(
 
 
 def manifest_summary(url: str, manifest: Manifest) -> dict[str, Any]:
-    """A manifest without its lists of files: counts, sources with licenses, what was dropped, tokenizer, parent."""
+    """Return a manifest without lists of files: counts, sources with licenses, drops, tokenizer and parent."""
     values = manifest.model_dump(mode="json", exclude={"inputs", "config", "token_counts", "removals"})
     for split in ("train", "valid"):
         values[split]["shards"] = len(manifest.split(split).shards)
@@ -70,7 +70,7 @@ def manifest_summary(url: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def data_set_input(url: str, manifest: Manifest) -> DataSetInput:
-    """The shard set as an input of an MLflow run."""
+    """Return the shard set as an input of an MLflow run."""
     redacted = storage.redact(url)
     profile: dict[str, int | str] = {
         "version": manifest.version,
@@ -84,7 +84,7 @@ def data_set_input(url: str, manifest: Manifest) -> DataSetInput:
 
 
 def lineage(url: str, digest: str) -> tuple[str, ...]:
-    """The digest and those of the versions that it grew from, the newest first, as far back as they are known."""
+    """Return the digests of a version and of the versions it grew from, newest first, as far back as they are known."""
     try:
         parents = {version.digest: version.parent for version in list_versions(url)}
     except (UserError, OSError):
@@ -96,7 +96,7 @@ def lineage(url: str, digest: str) -> tuple[str, ...]:
 
 
 def all_lineages(urls: Sequence[str], digests: Sequence[str], earlier: Sequence[str] = ()) -> tuple[str, ...]:
-    """The lineages of several shard sets, then of what the weights saw `earlier`, each digest once."""
+    """Return the lineages of several shard sets, then of the data that the weights saw `earlier`, each digest once."""
     current = (each for url, digest in zip(urls, digests, strict=True) for each in lineage(url, digest))
     return tuple(dict.fromkeys((*current, *earlier)))
 
@@ -113,7 +113,7 @@ def describe_environment() -> dict[str, str]:
 
 
 def installed_packages() -> str:
-    """All installed distributions as `pip freeze` lists them, `name==version` a line."""
+    """Return all installed distributions as `pip freeze` lists them, one `name==version` per line."""
     described = map(name_and_version, metadata.distributions())
     packages = {name.lower(): f"{name}=={version}" for name, version in described if name}
     return "\n".join(line for _, line in sorted(packages.items())) + "\n"

@@ -25,11 +25,11 @@ from trainer.tracking.status import (
 )
 
 STALLED_SECONDS, STALLED_STEPS = 600.0, 10
-"""A run is stalled whose main thread has begun no operation for these seconds, and for the time of so many steps."""
+"""A run is stalled if its main thread began no operation for these seconds, and for the time of so many steps."""
 UNKNOWN_SPEED_SECONDS = 1800.0
-"""The same for a run that recorded neither operations nor a speed: the default of health.step_timeout_seconds."""
+"""The limit for a run that recorded neither operations nor a speed: the default of health.step_timeout_seconds."""
 STALLED_INTERVALS = 10
-"""The same in log intervals for a run of an older version, which recorded no operations."""
+"""The limit in log intervals for a run of an older version, which recorded no operations."""
 PATIENCE_SECONDS, PATIENCE_INTERVALS = 60.0, 10.0
 """A run that has not written its status for these seconds plus so many log intervals may have been killed."""
 
@@ -54,7 +54,7 @@ def assess(status: Status, now: float, is_alive: bool | None, is_suspended: bool
 
     Args:
         is_alive: whether the process that writes the status runs, if that is visible from this host.
-        is_suspended: whether a signal holds that process.
+        is_suspended: whether a signal suspended that process.
         disk_is_full: whether the disk of the output directory has no space left.
     """
     if status.state == "finished":

@@ -32,21 +32,21 @@ _SECRET_TOKEN = re.compile(
 
 
 def git_revision(folder: Path = Path(__file__).parent) -> str | None:
-    """The commit that `folder` is at, with "-dirty" where files differ from it; None where git does not track it."""
+    """Return the commit of `folder`, with "-dirty" where files differ from it; None where git does not track it."""
     if not _git(folder, "ls-files", "--", "."):
         return None
     return _commit(folder)
 
 
 def source_text(modules: Mapping[str, Path], project: Path = PROJECT, changed: Iterable[str] = ()) -> str:
-    """The commit of the project and what differs from it, then the user's own modules; a diff, without secrets.
+    """Return a diff without secrets: the commit of the project, what differs from it, and the user's own modules.
 
     New files, and changed files and modules that no repository tracks, are whole. A text of more than `MAX_CHARACTERS`
     is cut.
 
     Args:
         modules: the files of the user's own modules by name.
-        project: the directory that holds the packages of this project.
+        project: the directory of the packages of this project.
         changed: files of the project that differ from those of the checkpoint, such as trainer/loop/step.py.
     """
     parts = [_of_project(project, changed), *_of_modules(modules)]
@@ -69,7 +69,7 @@ def _of_project(project: Path, changed: Iterable[str]) -> str:
 
 
 def _of_modules(modules: Mapping[str, Path]) -> Iterator[str]:
-    """Modules that a repository tracks as its commit and one diff, which takes three calls of git, and others whole."""
+    """Return tracked modules as the commit and one diff, by three calls of git, and other modules whole."""
     by_repository: dict[Path | None, dict[str, Path]] = {}
     for name, path in modules.items():
         real_path = path.parent.resolve() / path.name
@@ -94,7 +94,7 @@ def _commit(folder: Path) -> str | None:
 
 
 def _whole(path: Path, name: Path) -> str:
-    """A file as a diff from nothing."""
+    """Return a file as a diff from nothing."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
@@ -107,7 +107,7 @@ def _added(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git prints; None where it is missing, refuses, or knows no repository."""
+    """Return what git prints; None where git is missing, refuses, or finds no repository."""
     try:
         answer = subprocess.run(
             ["git", "-C", str(folder), *words],

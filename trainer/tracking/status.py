@@ -1,8 +1,8 @@
 """The state and history of a run on disk, also when the launcher hides them.
 
 `output_dir/status.json` is replaced at every log line, and every `HEARTBEAT_SECONDS` while there is none;
-`output_dir/history.jsonl` grows by a line at each start, save, evaluation, suite and end. `Status` and the events say
-what stands in them, for writing and reading alike; anything else may stand beside it, which readers leave out.
+`output_dir/history.jsonl` grows by a line at each start, save, evaluation, suite and end. `Status` and the events are
+the schema of both files for writing and reading. Readers ignore other fields.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ HISTORY_NAME = "history.jsonl"
 BRANCHES_NAME = "branches.jsonl"
 
 HEARTBEAT_SECONDS = 15.0
-"""At most so long passes between two writes of a run's status, whatever its steps take, unless the disk is slow."""
+"""Longest time between two writes of a run's status, however long its steps take, unless the disk is slow."""
 DEAD_AFTER_SECONDS = 120.0
-"""A run of another host is dead whose last heartbeat is older: several beats, a cache of NFS, clocks that differ."""
+"""A run of another host is dead if its last heartbeat is older: several beats, an NFS cache, clocks that differ."""
 _END_SECONDS = 5.0
 """How long the end of a run waits for a write that is under way."""
 
 _LAUNCHED_AT = time.time()
-"""Of this process, nearly: before anything that it notes of a run."""
+"""About when this process started: before it records anything of a run."""
 
 State = Literal["running", "finished", "stopped", "failed"]
 EventName = Literal["started", "saved", "evaluated", "scored", "ended"]
@@ -55,7 +55,7 @@ class Status(_Record, ProcessIdentity):
     max_steps: Count = 0
     stage: str | None = None
     branch: dict[str, str | int] | None = None
-    """Of a branch from another run: run, step, stage."""
+    """Run, step and stage, for a branch from another run."""
     tokens_seen: Count = 0
     skipped_steps: Count = 0
     world_size: Count = 0
@@ -102,7 +102,7 @@ class BranchRecord(_Record):
 
 
 class Started(_Record):
-    """A line of the history, as the four that follow."""
+    """A line of the history, like the four classes that follow."""
 
     event: Literal["started"]
     at: _Time
@@ -129,7 +129,7 @@ class Evaluated(_Record):
 
 
 class Scored(_Record):
-    """Scores of the checkpoint of a step, which a suite gave later."""
+    """Scores of the checkpoint of a step, which a suite computed later."""
 
     event: Literal["scored"]
     at: _Time
@@ -183,7 +183,7 @@ def read_branches(run: Path) -> list[BranchRecord]:
 class RunStatus:
     """The status of a run that this process writes, with a heartbeat, from a thread: training never waits for it.
 
-    After `end` nothing is written but another end, as where ranks are lost after the run was finished.
+    After `end` only another end is written, as when ranks are lost after the run was finished.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class RunStatus:
         self._thread = threading.Thread(target=self._beat_loop, name="status", daemon=True)
 
     def update(self, values: dict[str, Any]) -> None:
-        """Have the thread replace the file with these values of the running run soon."""
+        """Ask the thread to replace the file soon with these values of the running run."""
         # A copy, because training changes the original afterwards.
         self._latest = {"written_at": round(time.time(), 3), **dict(own_identity()), **_finite(values)}
         self._changed.set()
@@ -281,7 +281,7 @@ def read_status(output_dir: Path) -> Status | None:
 
 
 def _read(output_dir: Path) -> tuple[Status | None, dict[str, Any]]:
-    """Return the last written status with all its values as they stand there; None and nothing if it is unreadable."""
+    """Return the last written status, and all values of its file unchanged; None and no values if it is unreadable."""
     try:
         values = json.loads((Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8", errors="replace"))
         return Status.model_validate(values), values
@@ -315,9 +315,9 @@ def append_history(output_dir: Path, event: EventName, values: dict[str, Any]) -
 
 
 def read_history(output_dir: Path) -> list[Event]:
-    """The lines of the history, oldest first; torn ones are left out, and without a readable file there are none.
+    """Return the lines of the history, oldest first, without torn ones; empty without a readable file.
 
-    Only "\\n" ends a line: a cause may hold U+2028 and the like, which stand in JSON as they are.
+    Only "\\n" ends a line: a cause may contain U+2028 and the like, which JSON does not escape.
     """
     try:
         lines = (Path(output_dir) / HISTORY_NAME).read_text(encoding="utf-8", errors="replace").split("\n")
@@ -333,10 +333,10 @@ def read_history(output_dir: Path) -> list[Event]:
 
 
 def record_end(output_dir: Path, state: State, cause: str | None, step: int | None = None) -> None:
-    """Note in status and history how a run ended; `cause` in words, None for all steps done.
+    """Record in status and history how a run ended; `cause` is a text, and None after all steps.
 
-    A start may end before it noted `started`; so that its end is not taken for that of the start before, which may have
-    ended without a word, it says since when it ran, and when the last status was written.
+    A start may end before it recorded `started`, and the start before may have recorded no end. So the end has the time
+    at which this process started and the time of the last status, which show whose end it is.
     """
     cause = cause and hide_secrets(cause)
     status, values = _read(output_dir)
@@ -349,7 +349,7 @@ def record_end(output_dir: Path, state: State, cause: str | None, step: int | No
 
 
 def record_loss_of_writer(output_dir: Path, failure: str) -> None:
-    """Note the loss of rank 0, which writes the status, in its place; nothing where the failure blames another rank.
+    """Record the loss of rank 0, which writes the status, for it; nothing where the failure blames another rank.
 
     The failure has the host and process of each lost rank; a status of another process, as of a later start, is left.
     """
@@ -359,7 +359,7 @@ def record_loss_of_writer(output_dir: Path, failure: str) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for NaN and infinities, which JSON has no words for."""
+    """Return the values with null for NaN and infinities, which JSON cannot write."""
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

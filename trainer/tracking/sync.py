@@ -1,7 +1,7 @@
 """Sending the metrics of a run from another machine, such as a login node if compute nodes reach no server.
 
-Every tracking folder below the output directory is sent: that of the run, of branches it has left, of single fits.
-The run may be active; what it writes meanwhile is sent by the next call.
+Every tracking folder below the output directory is sent: that of the run, those of branches it has left and of single
+fits. The run may be active; the next call sends what the run writes meanwhile.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def sync(output_dir: Path, tracking_uri: str | None, warn: Callable[[str], None]
                 delivery.send()
         except UserError:
             raise
-        except Exception as error:  # whatever a server, a database or a network does
+        except Exception as error:  # any failure of a server, a database or a network
             raise UserError(
                 f"{folder} was not completely sent to {storage.hide_secrets(uri)} ({short(error)})",
                 fix="check the server and rerun the same command, which continues where this one ended",

@@ -1,7 +1,7 @@
 """How busy the machine of rank 0 is, under the names of MLflow's own system metrics, so that its pages show them.
 
-Read where the loop logs anyway: no thread, and every value has a step. MLflow's own monitor needs its global state and
-a server that answers.
+They are read at each log line, so there is no thread, and every value has a step. MLflow's own monitor needs its global
+state and a server that answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MEGABYTE = 1e6
 
 
 class SystemMetrics:
-    """Shares of time are those since the last reading."""
+    """Reads the metrics; shares of time are those since the last reading."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         """`folder` is on the disk whose free space is reported."""
@@ -25,7 +25,7 @@ class SystemMetrics:
         psutil.cpu_percent()  # the first reading is from here on
 
     def read(self) -> dict[str, float]:
-        """The metrics now; takes less than a millisecond on the CPU."""
+        """Return the present metrics; takes less than a millisecond on the CPU."""
         memory, network = psutil.virtual_memory(), psutil.net_io_counters()
         metrics = {
             "cpu_utilization_percentage": psutil.cpu_percent(),

@@ -183,7 +183,7 @@ class Tracker:
 
     @property
     def view_hint(self) -> str:
-        """How to see the metrics: a URL, or the command that serves it."""
+        """Return how to see the metrics: a URL, or the command that serves it."""
         if self._thread is None:
             return self._kept_points
         return view_hint(self._tracking_uri, self._delivery.cursor.experiment_id, self.run_id)

@@ -202,7 +202,7 @@ def test_part_of_an_epoch_has_its_part_of_the_steps(small_shards: Path, tmp_path
         with_epochs_counted(in_epochs(small_shards, tmp_path, f"{n} epochs")).max_steps for n in ("0.5", "1", "1.5")
     )
     assert abs(2 * half - one) <= 1 and more == one + half
-    with pytest.raises(UserError, check=coded("less-than-one-batch")):
+    with pytest.raises(UserError, check=coded("less-than-one-step")):
         with_epochs_counted(in_epochs(small_shards, tmp_path, "0.001 epochs"))
 
 

@@ -32,7 +32,7 @@ class SublayerDropouts(NamedTuple):
 
     attention_output: float
     feed_forward_inner: float
-    """On the input of the second linear layer of a gated feed-forward layer."""
+    """Dropout on the input of the second linear layer of a gated feed-forward layer."""
     feed_forward_output: float
 
 
@@ -41,7 +41,7 @@ class Family:
 
     name: ClassVar[str]
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """Where they differ from those of `ModelSettings`, which are BERT's."""
+    """Default options where they differ from those of `ModelSettings`, which are BERT's."""
     rules: ClassVar[Mapping[str, Rule]] = {}
 
     def sublayer_dropouts(self, hidden: float, attention_probs: float) -> SublayerDropouts:
@@ -64,20 +64,20 @@ class PublishedFamily(Family, ABC):
     """
 
     title: ClassVar[str]
-    """As publications write it."""
+    """Name in publications."""
     masked_lm_class: ClassVar[str]
     pairs_class: ClassVar[str | None] = None
     """The class with a head for sentence pairs too; None: a model with that head cannot be exported."""
 
     modules: ClassVar[Mapping[str, str]]
-    """Our modules outside of the blocks, to theirs."""
+    """Name in transformers by our name, for modules outside of the blocks."""
     blocks: ClassVar[str]
-    """Their list of blocks."""
+    """Name of the list of blocks in transformers."""
     block_modules: ClassVar[Mapping[str, tuple[str, ...]]]
-    """Our modules within a block, to theirs; a matrix that is several there is cut along its rows."""
+    """The same for modules within a block; a matrix that is several there is cut along its rows."""
 
     def tensor_names(self, name: str) -> list[str]:
-        """Return their names for our parameter `name`: several for a matrix or bias that is cut, else one."""
+        """Return the names of our parameter `name` in transformers: several for a matrix or bias that is cut."""
         block = _BLOCK.fullmatch(name)
         if block is None:
             module, _, kind = name.rpartition(".")
@@ -94,5 +94,5 @@ class PublishedFamily(Family, ABC):
         """Return the architecture that a config.json (with all values that transformers fills in) states, in the names
         of `ModelSettings`.
 
-        What `ModelSettings` cannot express is given as the value of the nearest setting, so that it is a difference.
+        An option that `ModelSettings` cannot express is the value of the nearest setting, so that it is a difference.
         """

@@ -58,12 +58,12 @@ class ModernBert(PublishedFamily):
     }
 
     def sublayer_dropouts(self, hidden: float, attention_probs: float) -> SublayerDropouts:
-        """As transformers has it (its `mlp_dropout` and `attention_dropout`): within the feed-forward layer, and
-        attention's output by the probability of attention."""
+        """Drop as transformers does (`mlp_dropout` and `attention_dropout`): within the feed-forward layer, and the
+        output of attention with the probability of attention."""
         return SublayerDropouts(attention_probs, hidden, 0.0)
 
     def config_json(self, model: ModelSettings, has_pairs: bool, special_tokens: SpecialTokens) -> dict[str, Any]:
-        """In the names of the published ones, which transformers 5 reads into newer ones."""
+        """Return config.json with the names of the published files, which transformers 5 converts into newer names."""
         return {
             "architectures": [self.masked_lm_class],
             "model_type": self.name,

@@ -11,5 +11,5 @@ FAMILIES: dict[str, Family] = {family.name: family for family in (Bert(), Modern
 
 
 def published_families() -> list[PublishedFamily]:
-    """Those that transformers has classes of, in the order in which a custom model is compared with them."""
+    """Return the families with classes in transformers, in the order in which a custom model is compared with them."""
     return [family for family in FAMILIES.values() if isinstance(family, PublishedFamily)]
