@@ -38,7 +38,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str, str]] = {
         "training.global_batch_tokens is 1024",
         "2048",
     ),
-    "steps": ({"overrides": ["training.max_steps=7"]}, 'training.duration is "6 steps"', "7"),
+    "steps": ({"overrides": ["training.max_steps=7"]}, 'training.duration is "6 steps"', '"7 steps"'),
     "stage": ({"overrides": ["zero.stage=2"]}, "zero.stage is 1", "2"),
     "precision": ({"overrides": ["training.precision=bf16"]}, 'training.precision is "fp32"', '"bf16"'),
     "fp16": ({"overrides": ["training.precision=fp16"]}, 'training.precision is "fp32"', '"fp16"'),
@@ -49,7 +49,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str, str]] = {
          "overrides": ["training.stages=[{steps: 9, sequence_length: 64, micro_batch_tokens: 256, "
                        "global_batch_tokens: 512}]"]},
         'training.stages.0.duration is "6 steps"',
-        "9",
+        '"9 steps"',
     ),
     "deepspeed": ({"overrides": ["deepspeed.prescale_gradients=true"]}, "deepspeed is null", "not set"),
     "a contradiction on one host": (
