@@ -90,7 +90,8 @@ def is_listed(listed: Listed, number: int) -> str | None:
 @pytest.mark.long
 @pytest.mark.spawn
 def test_what_a_thousand_units_share_goes_to_each_dask_worker_once(tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed")
+    import distributed
+
     from data_prep.executors.dask_executor import DaskExecutor
 
     task = shared(is_listed, Listed(tmp_path / "notes"))
