@@ -147,6 +147,11 @@ class CountsMore(Toy):
         return super().num_predictions(batch) + 1
 
 
+class CountsPadding(Toy):
+    def num_predictions(self, batch: Batch) -> int:
+        return len(batch.input_ids)
+
+
 class Frozen(Toy):
     def __init__(self, config: ModelSettings) -> None:
         super().__init__(config)

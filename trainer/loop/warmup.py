@@ -61,7 +61,8 @@ def warmup_step(
 
 
 def try_own_objectives(engine: Engine, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> None:
-    """Check on a micro-batch of each stage that objectives of the user's count what they score; a collective.
+    """Check on a micro-batch of each stage, and with a row of padding in it, that objectives of the user's count what
+    they score; a collective.
 
     Raises:
         UserError: an objective fails, or its count differs from its scores, so that its mean would be wrong.
@@ -74,12 +75,15 @@ def try_own_objectives(engine: Engine, config: RunConfig, shard_sets: list[Shard
         own = [each.name for each in stage.objectives if each.is_own]
         if not own:
             continue
-        batch = first_batch(stage, stage.data, config, shard_sets, ranks)
-        with torch.no_grad():
-            found: Mapping[str, Scores] = engine.forward(batch, scored=own)
-        counts = StageObjectives(engine.module.objectives, dict.fromkeys(own, 1.0)).num_predictions([batch])
-        for name in own:
-            check_scores(name, found[name], counts[name], batch)
+        full = first_batch(stage, stage.data, config, shard_sets, ranks)
+        # Few micro-batches have padding, so a count that includes it would show much later.
+        padded = full.to(torch.device("cpu")).without_predictions([0]).to(ranks.device)
+        for batch in (full, padded):
+            with torch.no_grad():
+                found: Mapping[str, Scores] = engine.forward(batch, scored=own)
+            counts = StageObjectives(engine.module.objectives, dict.fromkeys(own, 1.0)).num_predictions([batch])
+            for name in own:
+                check_scores(name, found[name], counts[name], batch)
     engine.train()
 
 

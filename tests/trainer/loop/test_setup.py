@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -28,7 +29,7 @@ from trainer.checkpoint.format import CheckpointFolder, TrainState
 from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, write_late_scores
 from trainer.checkpoint.writer import ALONE
 from trainer.config.run_config import RunConfig
-from trainer.data.batch import IGNORED
+from trainer.data.batch import IGNORED, Batch
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import open_shard_set
 from trainer.engine import fragments
@@ -74,6 +75,19 @@ class BareEngine:
     def loss_scaler_state(self) -> None: ...
 
     def set_loss_scaler_state(self, state: None) -> None: ...
+
+
+class TryingEngine(BareEngine):
+    """An engine whose forward is that of the model."""
+
+    def forward(self, batch: Batch, **options: Any) -> Any:
+        return self.module(batch, **options)
+
+    def eval(self) -> None:
+        self.module.eval()
+
+    def train(self) -> None:
+        self.module.train()
 
 
 class TagTracker(NullTracker):
@@ -394,6 +408,25 @@ def test_the_shapes_that_a_run_still_has_are_named_once_and_the_largest_first(st
         for stage in warmup.one_of_each_shape(warmup.stages_after(step, config))
     ]
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("Toy", None), ("CountsPadding", "counts 32 predictions of a micro-batch and scores 16")]
+)
+def test_an_objective_that_counts_padding_is_refused_although_the_first_micro_batch_has_none(
+    small_shards: Path, name: str, problem: str | None
+) -> None:
+    sizes = {"micro_batch_tokens": 32, "global_batch_tokens": 32}
+    data = {"shards": str(small_shards), "sequence_length": 16}
+    config = tiny_config(model={"vocab_size": 800}, data=data, training=sizes)
+    own = [{"name": f"tests.support.toy_objectives:{name}"}]
+    config = RunConfig.model_validate({**config.model_dump(), "objectives": own})
+    shard_sets = [open_shard_set(str(small_shards))]
+    batch = warmup.first_batch(config.stages[0], config.stages[0].data, config, shard_sets, ALONE)
+    assert batch.num_tokens == 32
+    engine = TryingEngine(PretrainingModel(config.model, config.all_objectives))
+    with contextlib.nullcontext() if problem is None else pytest.raises(UserError, match=problem):
+        warmup.try_own_objectives(engine, config, shard_sets, ALONE)
 
 
 SOURCES = {"trainer/data/masking.py": "1", "module mine": "1", "launch/options.py": "1"}
