@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep.base.arguments import local_output
-from data_prep.base.errors import run_command
+from data_prep.base.errors import UsageError, run_command
 from data_prep.base.local_paths import expand_home
 from launch.options import add_tracking_uri, check_new_folder, command_parser
 from launch.status import read_run
@@ -101,11 +101,18 @@ def main() -> None:
 
 
 def names_in(text: str) -> list[tuple[str | None, str]]:
-    """Return label and name of each subject of an argument; a path that exists is one name, whatever it contains."""
+    """Return label and name of each subject of an argument; a path that exists is one name, whatever it contains.
+
+    Raises:
+        UsageError: a label has no subject, or subjects have an empty label.
+    """
     label, has_label, names = text.partition("=")
     if not has_label or "/" in label or Path(text).exists():
         return [(None, expand_home(text))]
-    return [(label, expand_home(name)) for name in names.split(",") if name]
+    named: list[tuple[str | None, str]] = [(label, expand_home(name)) for name in names.split(",") if name]
+    if not label or not named:
+        raise UsageError(f"{text} is not LABEL=RUN", fix="write it as in old=RUN,RUN", code="invalid-group")
+    return named
 
 
 def open_subject(name: str, tracking_uri: str | None) -> Subject:
@@ -162,6 +169,7 @@ def with_pairs(subject: Subject, pairs: Sequence[MinimalPair], tracking_uri: str
 
 def with_suite(subject: Subject, suite: Suite, tracking_uri: str | None) -> Subject:
     """Run the suite on a subject, or read its results."""
+    from trainer.evaluation.compare import directions
     from trainer.evaluation.evaluate_suite import default_output, evaluate_suite, prepare_suite
 
     plan, model = prepare_suite(suite, subject.name, tracking_uri)
@@ -172,6 +180,7 @@ def with_suite(subject: Subject, suite: Suite, tracking_uri: str | None) -> Subj
         scores={**subject.scores, **result.summary},
         facts={**subject.facts, **result.facts},
         by_seed={name: values for name, values in by_seed.items() if len(values) > 1},
+        lower_is_better=directions(suite),
     )
 
 

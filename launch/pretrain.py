@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -37,6 +39,7 @@ from trainer.distributed.stop_signal import StopSignal
 from trainer.engine.deepspeed_config import deepspeed_config, with_deepspeed_file
 from trainer.loop.result import RunResult
 from trainer.preflight.launch_checks import check_launch
+from trainer.preflight.rehearsal import rehearsal_of, report
 from trainer.tracking.status import log_path
 
 HOST_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")
@@ -62,6 +65,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="before a job is submitted: check the settings, and that output_dir is inside one of these directories, "
         "which outlive the job, or checkpoint.upload_to is set; print log file and status command, and stop ('': any "
         "directory but /tmp and others of the host alone)",
+    )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="run a few steps of every stage at their real sizes, in a directory beside output_dir that is removed "
+        "afterwards, and print speed, memory and the hours of the whole run",
     )
     parser.add_argument(
         "--ranks",
@@ -158,13 +167,28 @@ def main() -> None:
             _explain(config, arguments)
         return
 
+    planned = config
+    if arguments.rehearse:
+        config = rehearsal_of(planned, os.environ.get("MASTER_PORT", str(os.getpid())))
+
     def begin(train: Training) -> NoReturn:
         check_launch()
         show_times()
         stop_signal = StopSignal()  # before the imports below, which take seconds
         from trainer.distributed.exit import run_rank
 
-        run_rank(lambda: train(stop_signal=stop_signal, verbose=arguments.verbose).exit_status)
+        def train_and_report() -> int:
+            rehearses = arguments.rehearse and environment.rank() == 0
+            try:
+                result = train(stop_signal=stop_signal, verbose=arguments.verbose)
+                if rehearses and result.status == "finished":
+                    print(report(planned, config, environment.world_size()).text(), flush=True)
+                return result.exit_status
+            finally:
+                if rehearses:
+                    shutil.rmtree(config.output_dir, ignore_errors=True)
+
+        run_rank(train_and_report)
 
     finished = start(config, arguments.allow_change, branch, begin)
     if environment.rank() == 0:
@@ -191,6 +215,13 @@ def check_has_dry_run(arguments: argparse.Namespace) -> bool:
         UsageError: one comes alone: a run has the ranks of its launcher.
     """
     explains = arguments.print_config or arguments.dry_run or arguments.check_volumes is not None
+    others = ("dry_run", "print_config", "check_volumes", "resume_from", "branch_from", "allow_change")
+    if arguments.rehearse and (given := next((each for each in others if getattr(arguments, each)), None)):
+        raise UsageError(
+            f"--rehearse and --{given.replace('_', '-')} exclude each other",
+            fix="give one of them: a rehearsal is a new run of a few steps",
+            code="contradicting-arguments",
+        )
     if arguments.ranks is not None and not explains:
         raise UsageError(
             f"--ranks {arguments.ranks} needs --dry-run",

@@ -167,11 +167,15 @@ def _merged(wanted: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> 
 
 
 def _drop_other_names(wanted: Any, section: Any, above: Mapping[Any, Any]) -> None:
-    """Remove from a section of the type `wanted` what `above` sets by another name (`Settings.earlier_names`)."""
+    """Remove from a section of the type `wanted` what `above` sets by another name (`Settings.earlier_names`).
+
+    A null under an earlier name unsets the setting of today, and no other earlier name.
+    """
     earlier_names = earlier_names_of(wanted)
-    replaced = {earlier_names.get(name, name) for name in above}
+    unset = {name for name, value in above.items() if name in earlier_names and _without_scalars(value) is None}
+    replaced = {earlier_names.get(name, name) for name in {*above} - unset}
     for name in {*earlier_names, *earlier_names.values()} - {*above}:
-        if earlier_names.get(name, name) in replaced:
+        if earlier_names.get(name, name) in replaced or name in {earlier_names[each] for each in unset}:
             section.pop(name, None)
 
 

@@ -167,7 +167,7 @@ def print_result(preparation: Preparation, manifest: Manifest, is_new: bool) -> 
     print(output)
     print(
         f"next: clozeworks verify {quote(output)}; then clozeworks pretrain --config tiny_cpu "
-        f"data.shards={quote(output)} output_dir=runs/NAME --dry-run"
+        f"data.shards={quote(output)} model.vocab_size={manifest.tokenizer.vocab_size} output_dir=runs/NAME --dry-run"
     )
 
 

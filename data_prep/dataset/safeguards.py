@@ -77,8 +77,10 @@ def _record(config: Mapping[str, Any]) -> FileRecord | None:
 
 def config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
     """Return the differences of two settings, or sections of settings, called `where`."""
-    if where.rpartition(".")[2] == "filters":
-        return list(filter_differences(theirs or [], mine or [], where))
+    if where.rpartition(".")[2] == "filters" and not isinstance(mine, dict):  # not a source of such a name
+        if where == "documents.filters":  # which old manifests lack; a source without has those
+            theirs, mine = theirs or [], mine or []
+        return list(filter_differences(theirs, mine, where))
     if where == "sources" and [each["name"] for each in theirs] == [each["name"] for each in mine]:
         pairs = zip(theirs, mine, strict=True)
         return [found for old, new in pairs for found in config_differences(old, new, f"source {new['name']}")]
@@ -92,15 +94,17 @@ def config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
 
 
 def filter_differences(
-    theirs: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]], where: str = "documents.filters"
+    theirs: Sequence[Mapping[str, Any]] | None,
+    mine: Sequence[Mapping[str, Any]] | None,
+    where: str = "documents.filters",
 ) -> Iterator[str]:
-    """Return the changed filters of a list and what changed."""
-    names = [[each["name"] for each in filters] for filters in (theirs, mine)]
+    """Return the changed filters of a list and what changed; None are those of documents, for a source."""
+    names = [None if filters is None else [each["name"] for each in filters] for filters in (theirs, mine)]
     if names[0] != names[1]:
-        was, is_now = (", ".join(each) or "empty" for each in names)
+        was, is_now = ("those of documents" if each is None else ", ".join(each) or "empty" for each in names)
         yield f"{where} was {was} and is now {is_now}"
         return
-    for before, now in zip(theirs, mine, strict=True):
+    for before, now in zip(theirs or (), mine or (), strict=True):
         if before.get("source_sha256") != now.get("source_sha256"):
             yield f"the code of filter {now['name']}, or a value that it uses, changed"
         for name in sorted((set(before) | set(now)) - {"name", "source_sha256"}):

@@ -118,7 +118,7 @@ def add_up_results(
         return _sum(map(tally_of, urls))
     tasks = [
         AggregationTask(
-            tally_of, tuple(urls[first : first + FAN_IN]), storage.join(work_folder, f"{name}-{first:07d}.json")
+            tally_of, tuple(urls[first : first + FAN_IN]), storage.join(work_folder, f"{name}-{first:07d}.tally.json")
         )
         for first in range(0, len(urls), FAN_IN)
     ]

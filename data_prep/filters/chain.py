@@ -86,8 +86,9 @@ class SourceReading:
         return {**self.__dict__, "_chains": {}}
 
     def identity(self, source: int) -> str:
-        """Return the sha256 of what a document of the source depends on besides its file and the tokenizer."""
-        settings = self.settings[source].model_dump(mode="json", exclude={"filters", "formats", "on_bad_input"})
+        """Return the sha256 of what a document depends on besides its file, the format of that, and the tokenizer."""
+        without = {"filters", "format", "formats", "on_bad_input"}
+        settings = self.settings[source].model_dump(mode="json", exclude=without)
         values = [settings, self.fingerprints[source], {ending: dict(each) for ending, each in self.formats.items()}]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

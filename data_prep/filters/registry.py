@@ -209,10 +209,12 @@ def configured_filters(settings: DocumentSettings) -> tuple[Step, ...]:
     read = {name for name, field in own.items() if field} | set(settings.metadata_fields)
     for step in steps:
         for name in sorted(step.needs - read):
-            setting = f"documents.{name}_field" if name in own else "documents.metadata_fields"
+            setting, value = f"documents.{name}_field", name
+            if name not in own:
+                setting, value = "documents.metadata_fields", f"[{', '.join([*settings.metadata_fields, name])}]"
             raise UsageError(
                 f"filter {step.name!r} looks at {name!r}, which {setting} does not name, so that it is not read",
-                fix=f"set {setting}={name if name in own else f'[{name}]'}, or correct the filter",
+                fix=f"set {setting}={value}, or correct the filter",
                 code="filter-field-not-read",
             )
     return steps

@@ -119,6 +119,7 @@ FEW_OCCURRENCES = 20
 Gowda and May 2020 (arXiv 2004.02334, section 5) recommend the largest vocabulary of which 95% of the tokens have at
 least 100 examples in training; the mean lies above that of the rare ones by far.
 """
+_FEWEST_TOKENS = 5 + 256 + 95  # special tokens, bytes and printable ASCII, which a vocabulary has before all others
 
 
 def size_warning(report: TokenizerReport) -> str | None:
@@ -126,13 +127,15 @@ def size_warning(report: TokenizerReport) -> str | None:
     if not report.everything.tokens:
         return None
     tokens = report.sample_bytes / report.everything.bytes_per_token
-    mean = tokens / report.vocab_size
+    mean, most = tokens / report.vocab_size, int(tokens / FEW_OCCURRENCES)
     if mean >= FEW_OCCURRENCES:
         return None
+    is_part = report.corpus_bytes > 2 * report.sample_bytes  # the rest is left out by tokenizer.sample_bytes
+    where, fix = ("sample", "raise tokenizer.sample_bytes") if is_part else ("text", "give more text")
+    smaller = f", or a vocabulary of at most {most:,} tokens" if most > _FEWEST_TOKENS else ""
     return (
-        f"warning: a vocabulary of {report.vocab_size:,} tokens is far too large for this text: a token occurs "
-        f"{mean:.1f} times in it on average, and a model learns little of tokens that are rare. Fix: give more "
-        f"text, or a vocabulary of at most {int(tokens / FEW_OCCURRENCES):,} tokens"
+        f"warning: a vocabulary of {report.vocab_size:,} tokens is far too large for this {where}: a token occurs "
+        f"{mean:.1f} times in it on average, and a model learns little of tokens that are rare. Fix: {fix}{smaller}"
     )
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import __main__
+from data_prep import __main__, open_dataset
 from data_prep.__main__ import COMMANDS, GROUPS
 from tests.support.data_prep_command import Command
 from tests.support.living_data_sets import document_ids
@@ -187,6 +187,8 @@ def test_ranges_and_merge_on_the_command_line(
     for number in (1, 2):
         assert command("shards", "--shard-range", f"{number}/2", *rest) == 0
     assert command("merge", *rest) == 0 and f"\n{output}\nnext: clozeworks verify {output}; " in command.output
+    vocab_size = open_dataset(output).manifest.tokenizer.vocab_size
+    assert f"data.shards={output} model.vocab_size={vocab_size} " in command.output
     assert command("merge", *rest) == 0 and "is complete" in command.output
     assert command("verify", output, "--workers", 1) == 0
 

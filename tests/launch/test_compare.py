@@ -47,6 +47,9 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path) -> None:
     assert compare.names_in(str(run_of(tmp_path / "lr=1", 3.0))) == [(None, str(tmp_path / "lr=1"))]
     assert compare.names_in("a=b,c") == [("a", "b"), ("a", "c")]
     assert compare.names_in("models:/n@x") == [(None, "models:/n@x")]
+    for text in ("a=", "=b", "a=,"):
+        with pytest.raises(UserError, check=coded("invalid-group")):
+            compare.names_in(text)
 
 
 @pytest.mark.parametrize("arguments", [["{old}", "{old}/nothing"], ["a={old},{old}/nothing", "b={old}"]])

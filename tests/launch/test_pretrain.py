@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import yaml
 
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
+from launch import pretrain as launched
 from launch.pretrain import main
-from tests.support import fork_server
+from tests.support import fork_server, launch_command
 from tests.support.error_codes import coded
 from trainer import load_config
 from trainer.config.load import check_output_dir
+from trainer.config.run_config import RunConfig
+from trainer.distributed import exit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -248,3 +253,24 @@ def test_an_output_dir_that_ends_with_the_job_is_refused(volumes, settings, is_r
     output_dir = settings[0].partition("=")[2]
     lines = [f"log file: {output_dir}/logs/rank-0.log", f"status: clozeworks status {output_dir}"]
     assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_rehearsal_that_fails_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def fail(**_: object) -> NoReturn:
+        raise UserError("out of memory", fix="lower it", code="out-of-memory")
+
+    def start(config: RunConfig, allow_change: bool, branch: object, begin: Callable[[object], NoReturn]) -> NoReturn:
+        made.append(Path(config.output_dir))
+        made[0].mkdir()
+        begin(fail)
+
+    monkeypatch.setattr(launched, "start", start)
+    monkeypatch.setattr(exit, "run_rank", lambda command: command())
+    for name in ("check_launch", "show_times", "StopSignal"):
+        monkeypatch.setattr(launched, name, lambda: None)
+    given = (f"output_dir={tmp_path}/run", "data.shards=x", "data.tokenizer=x")
+    with pytest.raises(UserError, check=coded("out-of-memory")):
+        launch_command.run(monkeypatch, launched, "--config", "tiny_cpu", "--rehearse", *given)
+    assert made[0].parent == tmp_path and not [*tmp_path.iterdir()]

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from launch import status
+from data_prep.base.errors import UserError
+from launch import pretrain, status
 from tests.support import launch_command, plain_ranks
+from tests.support.error_codes import coded
 from tests.system.conftest import Training
 from trainer.checkpoint.format import CheckpointFolder, step_folder
 from trainer.checkpoint.tensors import read_fragments, read_weights
@@ -231,3 +233,24 @@ def test_a_run_in_epochs_ends_with_its_last_batch_on_any_ranks_and_is_finished_t
     saved = CheckpointFolder(step_folder(run.output_dir, steps)).read_state()
     assert (saved.config["training"]["duration"], saved.state.epoch) == (f"{steps} steps", 0)
     assert f"is finished: step {steps}/{steps}" in plain_ranks.run(run, 1)
+
+
+@pytest.mark.long
+def test_a_rehearsal_runs_every_stage_and_leaves_the_run_as_it_was(training, small_shards) -> None:
+    run = training()
+    shutil.copytree(small_shards, run.folder / "shards")
+    shutil.copytree(small_shards, run.folder / "shards-copy")
+    run.shards, run.overrides = run.folder / "shards", overrides(run.folder / "shards")
+    output = plain_ranks.run(run, 2, "--rehearse")
+    assert "step 15/15" in output and "stage 2 (decay)" in output
+    table = output.partition("stage  name")[2].splitlines()
+    assert [row.split()[1] for row in table[1:4]] == ["stable", "extension", "decay"]
+    assert table[4].startswith("(the whole run: 0:00:")
+    left = {path.name for path in run.folder.iterdir() if not path.name.endswith(".log")}
+    assert left == {"shards", "shards-copy", "tiny.yaml", "mlflow.db"}  # the fixture made the database
+
+
+@pytest.mark.parametrize("other", ["--dry-run", "--resume-from=3", "--allow-change", "--print-config"])
+def test_a_rehearsal_is_no_other_kind_of_start(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, check=coded("contradicting-arguments")):
+        launch_command.run(monkeypatch, pretrain, "--config", "tiny_cpu", "--rehearse", other)

@@ -110,10 +110,10 @@ def averaged_weights(
 ) -> Iterator[str | None]:
     """Let the engine's forward use the mean of checkpoints' weights; all ranks together, with the same folders.
 
-    Yields None, or why the mean could not be made on some rank; the weights are then those of the run. Afterwards they
-    are again, bit by bit. A copy of this rank's fp32 weights (4 bytes per element; of all elements at stage 0) is in
-    the host's memory meanwhile, and one fragment of a checkpoint at a time. `should_stop`, the same on all ranks, is
-    asked before each checkpoint; the mean is not made then.
+    Yields None, or why some rank could not compute the mean; the weights are then those of the run. On exit the weights
+    of the run are restored, bit by bit. Meanwhile host memory has a copy of this rank's fp32 weights (4 bytes per
+    element; of all elements at stage 0), and one fragment of a checkpoint at a time. `should_stop`, the same on all
+    ranks, is called before each checkpoint; if it is true, no mean is computed.
     """
     fragments = engine.fragments()
     kept = [fragment.view(WEIGHT).to("cpu", copy=True) for fragment in fragments]
@@ -131,7 +131,7 @@ def averaged_weights(
 def _set_mean(
     engine: Engine, fragments: Sequence[Fragment], folders: Sequence[Path], should_stop: Callable[[], bool]
 ) -> str | None:
-    """Set this rank's weights to the mean; what stood in the way on some rank, with the weights then unusable."""
+    """Set this rank's weights to the mean; return why it failed or stopped, which leaves the weights unusable."""
     sums = {fragment.name: (fragment.start, fragment.range_of(fragment.held_in.data)) for fragment in fragments}
     for _, total in sums.values():
         total.zero_()
@@ -147,7 +147,7 @@ def _set_mean(
 def _add_checkpoint(
     engine: Engine, path: Path, coefficient: float, sums: Mapping[str, tuple[int, torch.Tensor]]
 ) -> str | None:
-    """Add what this rank holds of a checkpoint; what stood in the way."""
+    """Add this rank's elements of a checkpoint; return the problem if there is one."""
     folder = CheckpointFolder(path)
     try:
         marker = folder.read_marker()

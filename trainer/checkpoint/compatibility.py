@@ -24,15 +24,15 @@ from trainer.config.stages import ROPE_BASES, Stage
 VERSION = "version of "
 NUMERICS = "numerics: "
 CHANGES_NUMERICS = (VERSION, NUMERICS, "training.compile", "training.deterministic")
-"""So begin the lines after which a resumed run's losses agree within rounding and not bitwise."""
+"""Opening of a line that reports a change after which losses agree within rounding and not bitwise."""
 EVALUATION = "evaluation of valid/*: "
 CHANGES_SCORES = (
     EVALUATION,
     *(f"evaluation.{name} " for name in ("mlm_probability", "mask_unit", "seed", "sequence_length", "max_tokens")),
 )
-"""So begin the lines after which scores of the valid split do not compare with earlier ones of the run."""
+"""Opening of a line that reports a change after which scores of the valid split do not compare with earlier ones."""
 PACKAGES = ("clozeworks", "torch", "deepspeed")
-"""Packages that a run's numbers depend on: a resume compares their versions, and doctor those of the hosts."""
+"""Packages on which a run's numbers depend: a resume compares their versions, the doctor compares those of hosts."""
 
 _HARMLESS_SECTIONS = frozenset(
     {
@@ -67,7 +67,7 @@ _SHAPES = (
     *("family", "vocab_size", "pad_vocab_size_to_multiple_of", "hidden_size", "num_hidden_layers", "intermediate_size"),
     *("type_vocab_size", "position_embedding", "norm", "norm_position", "embedding_norm", "hidden_act", "bias"),
 )
-"""Settings of the model that shapes of its parameters depend on: no checkpoint fits after their change."""
+"""Settings of the model on which the shapes of parameters depend: no checkpoint fits after a change."""
 
 
 def check_compatible(
@@ -78,16 +78,16 @@ def check_compatible(
     numerics: dict[str, str],
     allow_change: bool = False,
 ) -> list[str]:
-    """The differences that leave the run what it is (logging, ranks, ZeRO stage, micro-batch, versions), as lines.
+    """Return the harmless differences (logging, ranks, ZeRO stage, micro-batch, versions), as lines.
 
     Where `numerics` (`trainer.model.numerics.describe_numerics`) differ, losses agree within rounding from here on.
-    Where data lies and what its folder is called does not matter: its manifests' digests do. A run whose stages are
-    written differently but say the same is the same run.
+    Data is compared by the digests of manifests, not by the path of the folder. Stages are compared by their values,
+    not by how the configuration writes them.
 
     Raises:
         UsageError: a difference makes it another run (model, data, seed, batch, schedule ...), unless `allow_change`,
             which lists it among the others; or the optimizer is another one, whose states the checkpoint lacks; or
-            the one is a branch and the other is not.
+            one is a branch and the other is not.
     """
     # An earlier release hid less, and wrote URLs otherwise.
     before, after = (_comparable(without_secrets(each)) for each in (_saved_config(saved), config))
@@ -194,7 +194,7 @@ def check_branch(saved: SavedState, config: RunConfig, data: DataIdentity) -> No
 
 
 def current_versions() -> dict[str, str]:
-    """Versions of what a resumed run's numbers depend on."""
+    """Return the versions of everything on which a resumed run's numbers depend."""
     versions = {package: installed_version(package) or "not installed" for package in PACKAGES}
     return {"python": sys.version.split()[0], **versions}
 
@@ -212,7 +212,7 @@ def _saved_config(saved: SavedState) -> RunConfig:
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
-    """Settings by dotted name; batch sizes and lengths by stage, wherever they were set; addresses of data left out."""
+    """Return settings by dotted name, with batch sizes and lengths by stage, and without paths of data."""
     by_stage = {"stages", "micro_batch_tokens", "global_batch_tokens", "batch_warmup", "duration"}
     left_out: Any = {"deepspeed": True, "registry": True, "objectives": True, "training": by_stage}
     dumped = config.model_dump(mode="json", exclude=left_out)
@@ -234,7 +234,7 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
 
 
 def _stage_values(config: RunConfig, stage: Stage) -> dict[str, Any]:
-    """Lengths and batch sizes of a stage, and what else of it differs from the settings of the run."""
+    """Return lengths and batch sizes of a stage, and its settings that differ from those of the run."""
     values: dict[str, Any] = {field.name: getattr(stage, field.name) for field in dataclasses.fields(StageShape)}
     values["batch_warmup"] = stage.batch_warmup and stage.batch_warmup.model_dump()
     own = {
@@ -257,18 +257,18 @@ def _stage_values(config: RunConfig, stage: Stage) -> dict[str, Any]:
 
 
 def _objectives(objectives: Objectives) -> dict[str, str]:
-    """Objectives by name, with all that is set of them."""
+    """Return objectives by name, with all of their settings."""
     return {f"objective {each.name}": f"weight {each.weight!r}{_set_up(each)}" for each in objectives}
 
 
 def _set_up(objective: ObjectiveSettings) -> str:
-    """What the head of an objective, or what it predicts, depends on."""
+    """Return the settings on which the head or the predictions of an objective depend."""
     settings = {"task": objective.sentence_pairs} if objective.name == SENTENCE_PAIRS else objective.settings
     return "".join(f", {name}={value!r}" for name, value in sorted(settings.items()))
 
 
 def _heads(config: RunConfig) -> list[str]:
-    """What the model has heads for, with what their shapes may depend on."""
+    """Return the objectives with heads, with the settings on which the shapes of heads may depend."""
     return sorted(f"{each.name}{_set_up(each)}" for each in config.all_objectives)
 
 

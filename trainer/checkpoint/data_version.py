@@ -51,11 +51,11 @@ def with_epochs_counted(
 ) -> RunConfig:
     """Return the configuration with steps in place of epochs: those of the data version that the run reads.
 
-    An epoch of a mixture has as many sequences as its data sets have together. One of sentence pairs, of which each
-    epoch has its own number, is as long as the first.
+    An epoch of a mixture has as many sequences as its data sets have together. The number of sentence pairs differs
+    between epochs; each counts as long as the first.
 
     Args:
-        opened: the data sets of `open_data`, where they are opened already.
+        opened: the result of `open_data`, if the data sets are open already.
 
     Raises:
         UserError: a data set cannot be opened, or an epoch is shorter than a global batch.
@@ -63,17 +63,19 @@ def with_epochs_counted(
     epochs = epochs_of(config.training)
     if not epochs:
         return config
-    from trainer.data.samples import check_enough_rows, training_samples  # here: few runs are as long as epochs
+    from trainer.data.pair_counts import PAIR_COUNTS, KeptPairCounts  # here: few runs are as long as epochs
+    from trainer.data.samples import check_enough_rows, training_samples
 
     sources = [config] if config.branch is None else [config, config.model_copy(update={"branch": None})]
     steps: dict[int, int] = {}
+    pair_counts = KeptPairCounts(Path(config.output_dir) / PAIR_COUNTS)  # those of an earlier start
     for source in sources:  # a branch has one stage of its own; those before it are counted too
         shard_sets = _open_to_count(source, allow_change, epochs) if opened is None or steps else opened
         for stage in with_steps(source, dict.fromkeys(epochs, 1)).stages:
             number = int(stage.prefix.split(".")[2]) if stage.prefix else 0
             if number not in epochs.keys() - steps.keys():
                 continue
-            samples = training_samples(shard_sets, stage, config.training.seed)
+            samples = training_samples(shard_sets, stage, config.training.seed, pair_counts)
             num_rows = samples.num_rows_of_first_epochs()
             check_enough_rows(num_rows, stage)
             steps[number] = steps_of_epochs(epochs[number].number, num_rows, samples.is_mixture, stage)

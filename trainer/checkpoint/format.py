@@ -1,16 +1,16 @@
-"""What a checkpoint looks like, on a disk and in a store, read without DeepSpeed and without an engine.
+"""The format of a checkpoint, on a disk and in a store; it is read without DeepSpeed and without an engine.
 
     OUTPUT_DIR/checkpoints/step-00000100/
-        rank-00000-of-00002.safetensors   what rank 0 of the 2 that wrote it owns of weights and states
-        rank-00001-of-00002.safetensors   of the optimizer
+        rank-00000-of-00002.safetensors   weights and optimizer states that rank 0 of 2 owns
+        rank-00001-of-00002.safetensors   those of rank 1
         state.json                        `SavedState`
         checkpoint.json                   `Marker`: bytes and sha256 of every file above; written last
 
 A tensor `KIND:START:NAME` is a 1-D float32 fragment of the flattened parameter NAME from element START on, KIND
 `weight` or a state that the optimizer keeps of every element of this parameter (`exp_avg` and `exp_avg_sq` of AdamW).
 The fragments of all files cover every parameter once, at any ZeRO stage and number of ranks, so any stage and number
-can read them (`trainer/checkpoint/tensors.py`). No marker, no checkpoint. A store has the same directories right below
-`checkpoint.upload_to`, with notes of what was copied (`trainer/checkpoint/upload.py`).
+can read them (`trainer/checkpoint/tensors.py`). A folder without a marker is not a checkpoint. A store has the same
+directories right below `checkpoint.upload_to`, with notes of what was copied (`trainer/checkpoint/upload.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Record(BaseModel):
 
 
 class TrainState(_Record):
-    """Where a run is. `step` counts global batches consumed, skipped ones included; the schedule follows it."""
+    """The position of a run. `step` counts the consumed global batches, also skipped ones; the schedule follows it."""
 
     step: Count = 0
     tokens_seen: Count = Field(0, description="tokens read from the shards, special tokens included")
@@ -73,7 +73,7 @@ class TrainState(_Record):
     @model_validator(mode="before")
     @classmethod
     def _of_earlier_releases(cls, values: Any) -> Any:
-        """They counted two objectives by names of their own."""
+        """Read the counts of earlier releases, which had a name for each of two objectives."""
         if not isinstance(values, dict) or not {"masked_seen", "pairs_seen"} & {*values}:
             return values
         rest = {name: value for name, value in values.items() if name not in ("masked_seen", "pairs_seen")}
@@ -83,7 +83,7 @@ class TrainState(_Record):
     @field_validator("evaluation", mode="before")
     @classmethod
     def _finite(cls, metrics: Any) -> Any:
-        """Earlier releases wrote null for what was not finite."""
+        """Drop null, which earlier releases wrote for values that are not finite."""
         return {name: m for name, m in metrics.items() if m is not None} if isinstance(metrics, dict) else metrics
 
 
@@ -114,7 +114,7 @@ class SavedState(_Record):
 
     @property
     def data_lineage(self) -> tuple[str, ...]:
-        """Manifest digests of all data that the weights saw, as far back as they are known."""
+        """Manifest digests of all data that the weights saw, as far as known."""
         return self.state.data_lineage or self.data.manifest_digests
 
 
@@ -139,7 +139,7 @@ def step_name(step: int) -> str:
 
 
 def step_of(folder_name: str) -> int | None:
-    """The step of a checkpoint's folder, by the folder's name; None where it is another's."""
+    """Return the step of a checkpoint from the name of its folder; None if the folder is something else."""
     match = _STEP_NAME.fullmatch(folder_name)
     return int(match[1]) if match else None
 
@@ -149,12 +149,12 @@ def rank_file_name(rank: int, world_size: int) -> str:
 
 
 def list_steps(output_dir: str | Path) -> tuple[list[int], list[int]]:
-    """Steps of the folders with a marker and of those without (never finished), each newest first."""
+    """Return the steps of folders with a marker, and of unfinished ones without, each newest first."""
     return steps_in(checkpoints_folder(output_dir))
 
 
 def steps_in(url: str | Path) -> tuple[list[int], list[int]]:
-    """As `list_steps`, of the folder that holds the checkpoints: a run's, or `checkpoint.upload_to`.
+    """As `list_steps`, for a folder of checkpoints: that of a run, or `checkpoint.upload_to`.
 
     Raises:
         UserError: the disk or the store cannot be read.
@@ -165,26 +165,24 @@ def steps_in(url: str | Path) -> tuple[list[int], list[int]]:
 
 
 class CheckpointFolder:
-    """The folder of one checkpoint, on a disk or in a store; it may have any name but another step's."""
+    """The folder of one checkpoint, on a disk or in a store; any name is allowed but that of another step."""
 
     def __init__(self, url: str | Path) -> None:
         self.url = str(url) if storage.is_remote(url) else str(storage.local_path(url))
 
     @classmethod
     def of_step(cls, url: str | Path, step: int) -> CheckpointFolder:
-        """The folder of a step in the folder that holds the checkpoints."""
+        """Return the folder of a step in a folder of checkpoints."""
         return cls(storage.join(url, step_name(step)))
 
     def __str__(self) -> str:
         return storage.redact(self.url)
 
     def file(self, name: str) -> str:
-        """The path or URL of a file."""
         return storage.join(self.url, name)
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has a marker."""
         return storage.exists(self.file(MARKER_NAME))
 
     @property
@@ -216,7 +214,7 @@ class CheckpointFolder:
         return marker
 
     def has_marker(self, marker: Marker) -> bool:
-        """Whether its marker is this one, byte by byte.
+        """Return whether its marker equals this one, byte by byte.
 
         Raises:
             UserError: the disk or the store cannot be read.
@@ -225,7 +223,7 @@ class CheckpointFolder:
         return storage.is_file(url) and storage.read_bytes(url) == _to_json(marker)
 
     def read_state(self) -> SavedState:
-        """Read what a checkpoint holds besides tensors, checked against the marker.
+        """Read everything but the tensors, checked against the marker.
 
         Raises:
             UserError: the folder is not a complete checkpoint, or the file is not the one that was written.
@@ -239,7 +237,7 @@ class CheckpointFolder:
         return self.parse_state(marker)
 
     def parse_state(self, marker: Marker) -> SavedState:
-        """As `read_state`, of a folder whose files were verified.
+        """As `read_state`, for a folder whose files were verified.
 
         Raises:
             UserError: the file is damaged or of another format, or of another step than the marker.
@@ -252,7 +250,7 @@ class CheckpointFolder:
         return saved
 
     def write_state(self, saved: SavedState) -> FileRecord:
-        """Write what the checkpoint holds besides tensors; returns the file's size and sha256.
+        """Write everything but the tensors; returns the size and sha256 of the file.
 
         Raises:
             UserError: the disk or the store refuses.
@@ -270,7 +268,7 @@ class CheckpointFolder:
         storage.write_bytes(self.file(MARKER_NAME), _to_json(marker))
 
     def find_problem(self, record: FileRecord) -> str | None:
-        """What is wrong with one of the files; None if it is the file that was written."""
+        """Return what is wrong with a file; None if it is the file that was written."""
         url = self.file(record.name)
         try:
             size = storage.size(url)
@@ -293,7 +291,7 @@ class CheckpointFolder:
         storage.remove(self.url)
 
     def remove_marker(self) -> None:
-        """Make the folder an unfinished checkpoint, before its files change.
+        """Make the folder an unfinished checkpoint, before files in it change.
 
         Raises:
             UserError: the disk or the store refuses.
@@ -304,7 +302,7 @@ class CheckpointFolder:
         """Refuse to write into a folder that is a link.
 
         Raises:
-            UserError: it is one.
+            UserError: the folder is a link.
         """
         if self.is_link:
             raise UserError(
@@ -314,13 +312,13 @@ class CheckpointFolder:
             )
 
     def damaged(self, problem: str) -> UserError:
-        """The error of a checkpoint that is not as it was written."""
+        """Return the error for a checkpoint that differs from what was written."""
         return UserError(
             f"checkpoint {self} is damaged: {problem}", fix="use another checkpoint", code="damaged-checkpoint"
         )
 
     def _hint(self) -> str:
-        """What to give instead: the newest checkpoint where this is a run's folder or its checkpoints folder."""
+        """Return the advice: name the newest checkpoint, if this is the folder of a run or of its checkpoints."""
         for url in (storage.join(self.url, "checkpoints"), self.url):
             steps, _ = steps_in(url)
             if steps:
@@ -344,7 +342,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path, verified: bool = False) -> Checkpoint:
-    """The checkpoint at `path`, every file checked (size and sha256) unless that was done.
+    """Return the checkpoint at `path`; size and sha256 of every file are checked unless they were already.
 
     Raises:
         UserError: it is not a complete checkpoint.
@@ -363,7 +361,7 @@ def _to_json(record: BaseModel) -> bytes:
 
 
 def _parse_record(schema: type[Schema], data: bytes, source: str) -> Schema:
-    """The record that was read from the file at `source`, a path or URL.
+    """Return the record from the text of the file at `source`, a path or URL.
 
     Raises:
         UserError: it is damaged or of another format.

@@ -2,8 +2,9 @@
 
 Rank 0 reads a local folder, which `trainer/api.py` finds, and broadcasts the weights, so only it needs the folder.
 transformers loads them: it knows old names of weights, sharded files and models without heads. Only safetensors are
-read. Parameters that the checkpoint lacks keep their initial values and are listed; rows that pad the vocabulary get a
-bias of `SHUT`, so the first loss is the checkpoint's own. A checkpoint with a tokenizer must have that of the shards.
+read. Parameters that the checkpoint lacks keep their initial values and are listed. Rows that pad the vocabulary get a
+bias of `SHUT`, so the first loss is that of the checkpoint. If the checkpoint has a tokenizer, the shards must have the
+same one.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ _WORDS = "encoder.embeddings.word_embeddings.weight"
 
 
 class InitialWeights(NamedTuple):
-    """What is known of weights that a run began with."""
+    """Facts about the initial weights of a run."""
 
     notes: list[str]
-    """What to say of them."""
+    """Lines for the log."""
     data_lineage: tuple[str, ...]
-    """Manifest digests of the data that they saw; empty if the provenance has none."""
+    """Manifest digests of the data that the weights saw; empty if the provenance has none."""
 
 
 class _Found(NamedTuple):
-    """What rank 0 read: our parameters by name, perhaps with fewer vocabulary rows, or the error."""
+    """The result of reading on rank 0: our parameters by name, perhaps with fewer vocabulary rows, or the error."""
 
     weights: dict[str, torch.Tensor]
     data_lineage: tuple[str, ...] = ()
@@ -66,11 +67,11 @@ def load_initial_weights(
     Args:
         source: what `init_from` names, for messages.
         find_folder: returns the local folder of `source`, checked; called on rank 0 alone.
-        tokenizer_fingerprint: that of the shards; None: it is not compared.
+        tokenizer_fingerprint: that of the shards; None compares nothing.
 
     Raises:
-        UserError: there is no such folder, `source` is not such a checkpoint, has another architecture than the model,
-            or another tokenizer than the shards.
+        UserError: `source` does not exist, is not a checkpoint of a published family, or has another architecture than
+            the model or another tokenizer than the shards.
     """
     outcome = broadcast_object(
         _read_or_explain(model, source, find_folder, tokenizer_fingerprint) if ranks.is_first else None, ranks
@@ -102,10 +103,10 @@ def look_at_initial_weights(
 ) -> list[str]:
     """Describe what `load_initial_weights` would load, without loading a weight.
 
-    `find_folder` returns a folder that may lack the weights; None: `source` exists and is not downloaded.
+    `find_folder` returns a folder that may lack the weights, or None if `source` exists and is not downloaded.
 
     Raises:
-        UserError: `source` would be refused, because it is not there, or for all that config.json and tokenizer say.
+        UserError: `source` would be refused: it does not exist, or config.json or the tokenizer differs.
     """
     address = storage.redact(source)
     family_in_transformers(config, next_sentence=False)
@@ -119,7 +120,7 @@ def look_at_initial_weights(
 def _read_or_explain(
     model: PretrainingModel, source: str, find_folder: Callable[[], Path], tokenizer_fingerprint: str | None
 ) -> _Found:
-    """An error of rank 0 has to reach the ranks that wait for its weights."""
+    """Read the weights, or return the error, which has to reach the ranks that wait for the weights."""
     try:
         return _read(model, source, find_folder(), tokenizer_fingerprint)
     except UserError as error:
@@ -152,7 +153,7 @@ def _read(model: PretrainingModel, source: str, folder: Path, tokenizer_fingerpr
 def _check(
     folder: Path, source: str, config: ModelSettings, tokenizer_fingerprint: str | None
 ) -> tuple[PublishedFamily, str | None]:
-    """The family of both sides, and what could not be checked of the tokenizer."""
+    """Return the family of both sides, and a note if the tokenizer could not be checked."""
     family = _check_architecture(folder, source, config)
     return family, None if tokenizer_fingerprint is None else _compare_tokenizers(folder, source, tokenizer_fingerprint)
 
@@ -175,7 +176,7 @@ def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
 
 
 def _check_architecture(folder: Path, source: str, config: ModelSettings) -> PublishedFamily:
-    """The family of both sides, whose config.json has to say what `config` says."""
+    """Return the family of both sides; config.json must agree with `config`."""
     address = storage.redact(source)
     family = family_in_transformers(config, next_sentence=False)
     theirs: dict[str, Any] = load_config(folder).to_dict()

@@ -1,9 +1,9 @@
 """Scores of a checkpoint that are computed after it was saved: two files in its directory.
 
-`evaluation.json` holds those of the run's own evaluation at this step, `scores.json` those of a suite. They are no part
-of the checkpoint: its marker lists neither, and they disappear with the directory. While the state of one is `pending`,
-the checkpoint is kept (`trainer/checkpoint/retention.py`), and a run that resumes from it evaluates it first. A store
-gets copies (`trainer/checkpoint/upload.py`).
+`evaluation.json` has the scores of the run's own evaluation at this step, `scores.json` those of a suite. The files are
+no part of the checkpoint: the marker lists neither, and they disappear with the directory. While the state of one is
+`pending`, the checkpoint is kept (`trainer/checkpoint/retention.py`), and a run that resumes from it evaluates first.
+A store gets copies (`trainer/checkpoint/upload.py`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class LateScores(BaseModel):
 
     state: Literal["pending", "done", "failed"]
     suite: str = ""
-    """Name of the suite that gives them; empty for the run's own evaluation."""
+    """Name of the suite; empty for the run's own evaluation."""
     metrics: dict[str, float] = {}
-    """Of a pending evaluation: what it measured so far."""
+    """Scores by metric; for a pending evaluation those computed so far."""
     facts: dict[str, str] = {}
-    """How they were measured (`trainer/config/comparability.py`); empty where an earlier release measured them."""
+    """How the scores were measured (`trainer/config/comparability.py`); empty for scores of an earlier release."""
 
 
 def read_late_scores(folder: str | Path, name: str = LATE_SCORES_NAME) -> LateScores | None:
-    """A file of a checkpoint's directory, on disk or in a store; None where there is none, or it is damaged.
+    """Read a file of a checkpoint's directory, on disk or in a store; None if it is missing or damaged.
 
     Raises:
         UserError: the store cannot be read.
@@ -56,14 +56,14 @@ def write_late_scores(folder: Path, scores: LateScores, name: str = LATE_SCORES_
     """Write a file atomically, unless the checkpoint was removed or is a link to another run's.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     if folder.is_dir() and not folder.is_symlink():
         storage.write_bytes(folder / name, scores.model_dump_json(indent=1).encode())
 
 
 def is_pending(folder: str | Path) -> bool:
-    """Whether scores of this checkpoint are still to come.
+    """Return whether scores of this checkpoint are pending.
 
     Raises:
         UserError: the store cannot be read.
@@ -73,7 +73,7 @@ def is_pending(folder: str | Path) -> bool:
 
 
 def evaluation_of(folder: str | Path) -> LateScores:
-    """The run's own evaluation, as far as it was computed after the checkpoint was saved: finite metrics alone.
+    """Return the scores of the run's own evaluation after the checkpoint was saved, as far as computed; all are finite.
 
     Raises:
         UserError: the store cannot be read.
@@ -82,7 +82,7 @@ def evaluation_of(folder: str | Path) -> LateScores:
 
 
 def suite_scores_of(folder: str | Path) -> LateScores:
-    """The scores of the suite; empty without one.
+    """Return the scores of the suite; empty without a suite.
 
     Raises:
         UserError: the store cannot be read.

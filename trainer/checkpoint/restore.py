@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: the newest that is whole, the same on all ranks, and each rank reads what it holds."""
+"""Resuming from a checkpoint: all ranks find the newest undamaged one, and each rank reads its own part."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def find_latest(
     A damaged checkpoint is skipped with a warning.
 
     Args:
-        remote: `checkpoint.upload_to`: what a node's disk lacks is fetched from there. Without it all nodes are taken
-            to share the folder, and every rank verifies a share of the files.
+        remote: `checkpoint.upload_to`, from which a node fetches files that its disk lacks. Without a remote, all nodes
+            are assumed to share the folder, and every rank verifies a share of the files.
         zero_stage: ZeRO stage of the run, by which a rank knows which files it needs.
         step: take the checkpoint of this step and no other.
 
@@ -94,10 +94,10 @@ def find_latest(
 
 
 def open_verified(output_dir: str | Path, step: int, ranks: Ranks = ALONE) -> Checkpoint:
-    """The checkpoint of a step of another run, which all ranks see and verify together, and which is not changed.
+    """Return the checkpoint of a step of another run; all ranks verify it together and do not change it.
 
     Raises:
-        UserError: there is none, or it is damaged.
+        UserError: the checkpoint does not exist or is damaged.
     """
     folder = CheckpointFolder(step_folder(output_dir, step))
     problems = [each for each in gather_objects(_first_problem(folder, ranks), ranks) if each]
@@ -114,7 +114,7 @@ def open_verified(output_dir: str | Path, step: int, ranks: Ranks = ALONE) -> Ch
 
 
 def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, report: Warn) -> list[int]:
-    """Steps with a complete checkpoint on some node's disk or in the store, newest first; the same on all ranks."""
+    """Return the steps with a complete checkpoint on a node's disk or in the store, newest first, on all ranks."""
     in_turn(lambda: bring_back_replaced(output_dir), ranks, nodes_have_disks=remote is not None)
     complete, unfinished = list_steps(output_dir) if remote is not None or ranks.is_first else ([], [])
     steps = sorted({step for of_rank in gather_objects(complete, ranks) for step in of_rank}, reverse=True)
@@ -143,7 +143,7 @@ def _stored_steps(remote: str) -> tuple[list[int], str | None]:
 
 
 def _first_problem(folder: CheckpointFolder, ranks: Ranks) -> str | None:
-    """What this rank finds wrong in its share of a checkpoint's files."""
+    """Return the first problem in this rank's share of a checkpoint's files."""
     try:
         records = folder.read_marker().files
         problems = (folder.find_problem(record) for record in records[ranks.rank :: ranks.world_size])
@@ -158,13 +158,13 @@ def _first_problem(folder: CheckpointFolder, ranks: Ranks) -> str | None:
 def fetch_checkpoint(
     stored: CheckpointFolder, folder: CheckpointFolder, zero_stage: int | None, ranks: Ranks
 ) -> str | None:
-    """Have in this node's `folder` what its ranks need of the stored checkpoint, every file of it verified.
+    """Fetch the files of a stored checkpoint that the ranks of this node need to `folder`, and verify them.
 
-    Fetched is only what is needed and missing or damaged. A rank that resumes on the same number of ranks at the same
-    ZeRO stage needs the file that it wrote; in every other case each node needs all of them.
+    Only needed files that are missing or damaged are fetched. A rank that resumes on the same number of ranks at the
+    same ZeRO stage needs the file that it wrote; in every other case each node needs all of them.
 
-    Returns what this rank found wrong, if anything. The marker is written last, so that a folder that has one has all
-    that this node needs. Where nodes hold different saves of the step, all take the store's.
+    Returns the problem that this rank found, if any. The marker is written last, so a folder with a marker has all
+    files that this node needs. If nodes have different saves of the step, all take that of the store.
     """
     leads = ranks.local_rank == 0
     marker, problem = _attempt(lambda: _marker(stored, folder))
@@ -186,7 +186,7 @@ def fetch_checkpoint(
 
 
 def needed_files(marker: Marker, folder: CheckpointFolder, zero_stage: int | None, ranks: Ranks) -> list[FileRecord]:
-    """The tensor files that this rank fetches: its own, or on one rank of a node all of them."""
+    """Return the tensor files that this rank fetches: its own, or all of them on one rank of a node."""
     saved = folder.parse_state(marker)
     tensors = [record for record in marker.files if record.name != STATE_NAME]
     if zero_stage and (saved.world_size, saved.zero_stage) == (ranks.world_size, zero_stage):
@@ -196,7 +196,7 @@ def needed_files(marker: Marker, folder: CheckpointFolder, zero_stage: int | Non
 
 
 def _marker(stored: CheckpointFolder, folder: CheckpointFolder) -> Marker:
-    """The local marker; the store's if there is none, or none that is usable."""
+    """Return the local marker, or that of the store if the local one is missing or unusable."""
     if not folder.is_complete:
         return stored.read_marker()
     try:
@@ -246,11 +246,11 @@ def _attempt(action: Callable[[], Marker | None]) -> tuple[Marker | None, str | 
 def load(engine: Engine, checkpoint: Checkpoint) -> None:
     """Set weights and optimizer state of a prepared engine, all ranks together.
 
-    On as many ranks as saved it, at the same ZeRO stage, each rank reads its own file. In every other case each file is
-    read by one rank of all, which sends the others their parts.
+    On the number of ranks and at the ZeRO stage of the save, each rank reads its own file. In every other case one rank
+    reads each file and sends the others their parts.
 
     Raises:
-        UserError: the checkpoint's model has other parameters, or a rank cannot read a file: on all ranks.
+        UserError: the checkpoint's model has other parameters, or a rank cannot read a file; on all ranks.
     """
     _check_shapes(parameter_shapes(engine.module), checkpoint)
     fragments, ranks, saved = engine.fragments(), engine.ranks, checkpoint.saved

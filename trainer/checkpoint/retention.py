@@ -1,4 +1,4 @@
-"""Which checkpoints a newer one makes superfluous: the same for the disk and for the store."""
+"""Retention: which checkpoints a newer one makes superfluous, by one rule for the disk and the store."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def superfluous_steps(
     settings: CheckpointSettings,
     evaluations: Mapping[int, str] | None = None,
 ) -> set[int]:
-    """The steps that may go now that `newest` is complete.
+    """Return the steps to remove now that `newest` is complete.
 
-    Kept are the newest, the `keep_last` newest, those that `keep_every_steps` divides, and the `keep_best` best: of
+    The rule keeps the newest step, the `keep_last` newest, multiples of `keep_every_steps`, and the `keep_best` best of
     each way of measuring, since scores that were measured differently do not compare. Steps later than `newest` belong
     to a branch that the run has left (they were damaged and skipped, or the run went back on purpose) and are removed.
 
     Args:
         complete: the complete checkpoints by step, each with its `best_metric`.
-        evaluations: how each was measured; by default all alike.
+        evaluations: how the score of each was measured; by default all alike.
     """
     current = sorted((step for step in complete if step <= newest), reverse=True)
     kept = {newest, *current[: settings.keep_last]}
@@ -42,9 +42,9 @@ def superfluous_steps(
 
 
 def superfluous_in(url: str | Path, complete: Sequence[int], newest: int, settings: CheckpointSettings) -> set[int]:
-    """`superfluous_steps` of the folder that holds the checkpoints, on disk or in a store.
+    """Return `superfluous_steps` of a folder of checkpoints, on disk or in a store.
 
-    An older checkpoint whose scores are still to come stays: it may be the best.
+    An older checkpoint whose scores are pending stays: it may be the best.
 
     Raises:
         UserError: the store cannot be read.
@@ -58,9 +58,9 @@ def superfluous_in(url: str | Path, complete: Sequence[int], newest: int, settin
 
 
 def best_metric(folder: CheckpointFolder, settings: CheckpointSettings) -> tuple[float, str] | None:
-    """What `keep_best` goes by, and digits that are equal where it was measured alike.
+    """Return the score that `keep_best` compares, and a digest of how it was measured.
 
-    None where that step was not evaluated, or its state is damaged.
+    None if that step was not evaluated, or `state.json` is damaged.
 
     Raises:
         UserError: the store cannot be read.

@@ -28,19 +28,19 @@ from trainer.distributed.process_group import Ranks, exchange, gather_objects
 _ALIGNMENT = 8
 _FLOAT32_BYTES = 4
 _MOST_ELEMENTS = 1 << 24
-"""How many elements a rank reads and sends at a time, about."""
+"""Approximate number of elements that a rank reads and sends at a time."""
 _Problem = tuple[str, str, str]
-"""What a rank tells the others of its error: problem, fix and code."""
+"""A rank's error, as sent to the others: problem, fix and code."""
 
 TensorToWrite = tuple[str, int, Callable[[], torch.Tensor]]
-"""Key, number of elements, and how to get the 1-D float32 tensor."""
+"""Key, number of elements, and a function that returns the 1-D float32 tensor."""
 
 
 def read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
-    """The whole fp32 weights by parameter name, on the CPU.
+    """Return the whole fp32 weights by parameter name, on the CPU.
 
     Raises:
-        UserError: the directory is not a complete checkpoint; of a run's directory the error names the newest one.
+        UserError: the directory is not a complete checkpoint; if it is that of a run, the error names the newest one.
     """
     checkpoint = open_checkpoint(folder)
     shapes = checkpoint.saved.shapes
@@ -67,12 +67,12 @@ class StoredFragment:
     """Bytes before the first element."""
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of the flattened parameter, a part of this fragment; float32.
+        """Return elements [start, stop) of the flattened parameter, a part of this fragment; float32.
 
-        They are read, not mapped: the mapped pages of a large file would count as memory of the process.
+        The elements are read, not mapped: the mapped pages of a large file would count as memory of the process.
 
         Raises:
-            UserError: the file is gone or ends before them.
+            UserError: the file is gone or too short.
         """
         offset = self.offset + _FLOAT32_BYTES * (start - self.start)
         try:
@@ -139,7 +139,7 @@ def check_fragments(checkpoint: Checkpoint) -> None:
 
 
 def own_first(names: Sequence[str], ranks: Ranks) -> list[str]:
-    """The file that most likely holds all this rank needs, then the others."""
+    """Return the files, first the one that this rank wrote if the number of ranks is the same."""
     return sorted(names, key=lambda name: name != rank_file_name(ranks.rank, ranks.world_size))
 
 
@@ -152,7 +152,7 @@ Values = tuple[str, str, int, torch.Tensor]
 def read_alone(
     folder: Path, names: Iterable[str], wanted: Sequence[Wanted], is_incomplete: Callable[[], bool]
 ) -> Iterator[Values]:
-    """Yield all that is wanted from the files, one after another, as long as something is missing.
+    """Yield the wanted elements, file by file, until none is missing.
 
     Raises:
         UserError: a file is damaged.
@@ -166,9 +166,9 @@ def read_alone(
 
 
 def read_shared(folder: Path, names: Sequence[str], wanted: Sequence[Wanted], ranks: Ranks) -> Iterator[Values]:
-    """Yield all that this rank wants; each file is read by one rank, which sends every other its part.
+    """Yield the elements that this rank wants; one rank reads each file and sends every other its part.
 
-    All ranks call it together. Of 512 ranks that each look for their parts, every one would open up to all files.
+    All ranks call it together. If each of 512 ranks looked for its parts, every rank would open up to all files.
 
     Raises:
         UserError: a rank cannot read a file; on all ranks.
@@ -217,9 +217,9 @@ def _transfers(
 
 
 def _exchange(bundle: Sequence[_Transfer], ranks: Ranks) -> Iterator[Values]:
-    """Send these parts to their ranks, and yield what all ranks send here; first what it is, then the elements.
+    """Send parts to their ranks, and yield what all ranks send here; descriptions go first, then the elements.
 
-    A rank that cannot read a part tells it in place of what it sends.
+    A rank that cannot read a part sends its problem instead.
     """
     heads: list[list[tuple[str, str, int, int]]] = [[] for _ in range(ranks.world_size)]
     parts: list[list[torch.Tensor]] = [[torch.empty(0)] for _ in range(ranks.world_size)]

@@ -1,11 +1,11 @@
-"""Copying checkpoints to a remote store in the background; the local copy stays the truth.
+"""Copying of checkpoints to a remote store in the background; a resume prefers the local copy.
 
 Every rank copies its own file, which may be on a disk that no other node sees. Rank 0 copies state.json, waits until
-the store holds every rank's part of this very save, writes the marker, and removes superfluous ones. Training does not
-wait. A failure is a warning, and the next save tries again.
+the store has every rank's part of the same save, writes the marker, and removes superfluous checkpoints. Training does
+not wait. A failure is a warning, and the next save tries again.
 
-Beside each tensor file lies NAME.sha256, by which its rank says that it has copied the file of this very save: a step
-may be saved twice. Scores that follow a save (`late_scores.py`) are copied when there are new ones and before anything
+A file NAME.sha256 beside each tensor file confirms that the rank has copied the file of this save: a step may be saved
+twice. Scores that follow a save (`late_scores.py`) are copied when there are new ones and before anything
 is removed, so that the store keeps the best checkpoints too.
 """
 
@@ -40,7 +40,7 @@ _POLL_SECONDS = 1.0
 
 
 def check_upload_wait(config: RunConfig, world_size: int) -> None:
-    """Refuse an end that some ranks would not outwait.
+    """Refuse a wait at the end of the run that is longer than other ranks wait.
 
     Raises:
         UsageError: the wait for the last copy is not shorter than the ranks' wait for each other.
@@ -80,7 +80,7 @@ class Uploader:
         self._thread.start()
 
     def submit(self, checkpoint: Checkpoint) -> None:
-        """Have a complete checkpoint copied, and what failed before tried again; returns at once."""
+        """Queue the copy of a complete checkpoint, and retry earlier failures; returns at once."""
         with self._changed:
             # Later steps belong to a branch that the run has left.
             self._pending = {step: each for step, each in self._pending.items() if step < checkpoint.step}
@@ -90,7 +90,7 @@ class Uploader:
             self._changed.notify_all()
 
     def submit_scores(self, folder: Path) -> None:
-        """Have the scores copied that followed a checkpoint in this directory; rank 0 does. Returns at once."""
+        """Queue the copy of the scores that followed the checkpoint in this directory, on rank 0; returns at once."""
         with self._changed:
             self._scored = folder.parent if self._ranks.is_first else None
             self._changed.notify_all()
@@ -98,7 +98,7 @@ class Uploader:
     def submit_if_missing(self, checkpoint: Checkpoint) -> None:
         """Copy the checkpoint that a run resumes from if the store lacks it; all ranks together.
 
-        Ranks of another number have other files, and their next save is copied.
+        On another number of ranks the files differ, so only the next save is copied.
         """
         if checkpoint.saved.world_size != self._ranks.world_size:
             return
@@ -106,7 +106,7 @@ class Uploader:
             self.submit(checkpoint)
 
     def _is_missing(self, checkpoint: Checkpoint) -> bool:
-        """Whether the store has no checkpoint of this step, or that of another save of it."""
+        """Return whether the store lacks this checkpoint, or has another save of the step."""
         try:
             marker = CheckpointFolder(checkpoint.folder).read_marker()
             return not CheckpointFolder.of_step(self._url, checkpoint.step).has_marker(marker)
@@ -115,9 +115,9 @@ class Uploader:
             return False
 
     def close(self, mark: Callable[[str], None] = lambda doing: None) -> bool:
-        """Wait for what is under way, at most `checkpoint.upload_wait_seconds`; whether all was copied.
+        """Wait for running copies, at most `checkpoint.upload_wait_seconds`; return whether all is copied.
 
-        `mark` is called again and again while it waits (`trainer/distributed/watchdog.py`).
+        `mark` is called repeatedly meanwhile (`trainer/distributed/watchdog.py`).
         """
         deadline = time.monotonic() + self._settings.upload_wait_seconds
         with self._changed:
@@ -135,7 +135,7 @@ class Uploader:
         return not self._pending
 
     def copy_scores(self, checkpoints: Path) -> None:
-        """Copy the scores that followed the checkpoints of a folder, and remove what they make superfluous; waits."""
+        """Copy the scores that followed the checkpoints of a folder, and remove superfluous checkpoints; waits."""
         try:
             self._remove_superfluous(checkpoints)
         except Exception as error:  # noqa: BLE001 - whatever fails, the next save does it
@@ -162,7 +162,7 @@ class Uploader:
                 self.copy_scores(scored)
 
     def _copy_if_there(self, checkpoint: Checkpoint) -> bool:
-        """Whether nothing is left to do: it was copied, or has made room for newer ones."""
+        """Return whether nothing is left to do: the checkpoint was copied, or removed in favor of newer ones."""
         try:
             return self._copy(checkpoint)
         except Exception as error:  # noqa: BLE001 - whatever fails, the next one is copied
@@ -201,7 +201,7 @@ class Uploader:
         return True
 
     def _copy_scores(self, folder: Path, remote: CheckpointFolder) -> None:
-        """Have the store hold the scores of this disk's checkpoint."""
+        """Copy the scores of the checkpoint on this disk to the store."""
         for name in SCORE_FILES:
             scores = (folder / name).read_bytes() if (folder / name).is_file() else None
             stored = storage.read_bytes(remote.file(name)) if storage.exists(remote.file(name)) else None
@@ -227,9 +227,9 @@ class Uploader:
         return storage.exists(note) and storage.read_bytes(note).decode() == sha256
 
     def _remove_superfluous(self, checkpoints: Path) -> None:
-        """Remove from the store what the newest checkpoint makes superfluous; an older one may be copied after it.
+        """Remove superfluous checkpoints from the store; an older one may be copied after the newest.
 
-        A copy that was broken off goes once a newer one is complete. Those after it may be another rank's work now.
+        An interrupted copy is removed once a newer one is complete. Another rank may be working on later ones.
         """
         complete, unfinished = steps_in(self._url)
         for step in complete:

@@ -1,4 +1,4 @@
-"""Saving a checkpoint: every rank writes its own fragments, all agree, and a marker makes it one.
+"""Saving a checkpoint: every rank writes its own fragments, all agree, and the marker completes the checkpoint.
 
 The order of a save: every rank's file (temporary name, flushed, renamed); agreement; state.json; the marker. A save
 that fails on any rank fails on all of them, and the last complete checkpoint stays. Old ones are removed, their marker
@@ -65,10 +65,10 @@ def save(
 ) -> Checkpoint | None:
     """Save the state after `state.step` steps, all ranks together; then remove superfluous checkpoints.
 
-    `evaluation` says that the step is evaluated after this: the checkpoint is never without it.
+    `evaluation` marks a pending evaluation of the step: it is there as soon as the checkpoint is.
 
-    Returns None, after a warning on rank 0, where it could not be written: the last good one stays and training may
-    go on.
+    Returns None, after a warning on rank 0, if the checkpoint could not be written: the last good one stays, and
+    training may continue.
     """
     folder, ranks, settings = step_folder(output_dir, state.step), engine.ranks, config.checkpoint
     nodes_have_disks = settings.upload_to is not None
@@ -103,7 +103,7 @@ def save(
 
 
 def _write_rank_files(folder: Path, engine: Engine) -> tuple[list[FileRecord], list[str]]:
-    """Write this rank's file; every rank's record and every rank's problem, on all ranks."""
+    """Write this rank's file; return the records and the problems of all ranks, on all ranks."""
     ranks = engine.ranks
     outcome: FileRecord | str
     try:
@@ -129,7 +129,7 @@ def _owned_tensors(fragments: list[Fragment]) -> list[TensorToWrite]:
 def _complete(
     folder: Path, saved: SavedState, records: list[FileRecord], nodes_share: bool, evaluation: LateScores | None = None
 ) -> tuple[Marker | None, list[str]]:
-    """Rank 0: write state and marker; the marker, or what stood in the way."""
+    """Rank 0: write state and marker; return the marker, or the problem."""
     try:
         own = _write_state(folder, saved, evaluation)
         for record in records:
@@ -146,7 +146,7 @@ def _complete(
 
 
 def _complete_here(folder: Path, saved: SavedState, evaluation: LateScores | None, marker: Marker, warn: Warn) -> None:
-    """Another node than rank 0's: write state and marker beside this node's files, the same as there."""
+    """On another node than rank 0's: write the same state and marker beside this node's files."""
     try:
         _write_state(folder, saved, evaluation)
         CheckpointFolder(folder).write_marker(marker)
@@ -155,7 +155,7 @@ def _complete_here(folder: Path, saved: SavedState, evaluation: LateScores | Non
 
 
 def _write_state(folder: Path, saved: SavedState, evaluation: LateScores | None) -> FileRecord:
-    """Write what precedes the marker on this node.
+    """Write the files that precede the marker on this node.
 
     Raises:
         UserError: the disk refuses.
@@ -166,7 +166,7 @@ def _write_state(folder: Path, saved: SavedState, evaluation: LateScores | None)
 
 
 def in_turn(tidy: Callable[[], None], ranks: Ranks, nodes_have_disks: bool) -> None:
-    """Tidy rank 0's disk, then, where nodes may have disks of their own, each other node's; all ranks together."""
+    """Call `tidy` on rank 0, then on each other node if nodes may have disks of their own; all ranks together."""
     if ranks.is_first:
         tidy()
     barrier(ranks)
@@ -177,7 +177,7 @@ def in_turn(tidy: Callable[[], None], ranks: Ranks, nodes_have_disks: bool) -> N
 
 
 def _set_aside(folder: Path) -> None:
-    """Rank 0: set aside what an earlier save of this step left, so that nothing of it mixes with the new one."""
+    """Rank 0: set aside the files of an earlier save of this step, so that they never mix with the new ones."""
     with contextlib.suppress(UserError, OSError):  # where it cannot be removed, writing into it reports the reason
         if CheckpointFolder(folder).is_complete:
             storage.remove(_replaced(folder))
@@ -187,7 +187,7 @@ def _set_aside(folder: Path) -> None:
 
 
 def _undo_save(folder: Path, problem: str, warn: Warn) -> None:
-    """Rank 0: remove the half-made save and bring back what it was to replace."""
+    """Rank 0: remove the incomplete save, and restore the checkpoint that it should have replaced."""
     warn(f"CHECKPOINT {folder} WAS NOT SAVED; the last complete checkpoint stays: {problem}")
     with contextlib.suppress(UserError, OSError):
         CheckpointFolder(folder).remove()
@@ -196,7 +196,7 @@ def _undo_save(folder: Path, problem: str, warn: Warn) -> None:
 
 
 def bring_back_replaced(output_dir: str | Path) -> None:
-    """Give its name back to a whole checkpoint that a save of the same step, which never ended, had set aside."""
+    """Restore the name of a complete checkpoint that an unfinished save of the same step had set aside."""
     for step in _replaced_steps(output_dir):
         folder = step_folder(output_dir, step)
         if CheckpointFolder(_replaced(folder)).is_complete and not CheckpointFolder(folder).is_complete:
@@ -210,7 +210,7 @@ def _replaced(folder: Path) -> Path:
 
 
 def _replaced_steps(output_dir: str | Path) -> list[int]:
-    """Steps whose checkpoint was set aside."""
+    """Return the steps whose checkpoint was set aside."""
     names = storage.list_names(checkpoints_folder(output_dir))
     steps = [step_of(name.removesuffix(_REPLACED)) for name in names if name.endswith(_REPLACED)]
     return [step for step in steps if step is not None]
@@ -219,9 +219,9 @@ def _replaced_steps(output_dir: str | Path) -> list[int]:
 def remove_superfluous(
     output_dir: str | Path, settings: CheckpointSettings, saved_step: int, ranks: Ranks, warn: Warn = LOG.warning
 ) -> None:
-    """Remove what the newest checkpoint, and its scores, make superfluous; all ranks together.
+    """Remove checkpoints that the newest one or its scores make superfluous; all ranks together.
 
-    Nodes with disks of their own keep what rank 0 keeps: its disk alone has the scores of suites.
+    Nodes with disks of their own keep the same as rank 0, the only one whose disk has the scores of suites.
     """
     report, nodes_have_disks = warn if ranks.is_first else ignore, settings.upload_to is not None
     kept: set[int] = set()
@@ -235,7 +235,7 @@ def remove_superfluous(
 def _remove_superfluous_here(
     output_dir: str | Path, settings: CheckpointSettings, saved_step: int, kept: set[int], warn: Warn
 ) -> None:
-    """Remove superfluous checkpoints but `kept`, and what was never completed."""
+    """Remove superfluous checkpoints except `kept`, and incomplete ones."""
     complete, unfinished = list_steps(output_dir)
     superfluous = superfluous_in(checkpoints_folder(output_dir), complete, saved_step, settings) - kept | {*unfinished}
     # What was set aside goes before its step does, whose marker keeps it from coming back.
@@ -249,4 +249,4 @@ def _remove_superfluous_here(
 
 
 def ignore(message: str) -> None:
-    """Take a warning that rank 0 alone logs, of what all ranks find."""
+    """Drop a warning that all ranks find and rank 0 alone logs."""

@@ -94,7 +94,7 @@ class CustomCode:
         frame = next((frame for frame in reversed(frames) if frame.filename == _file_of(name)), frames[-1])
         return self._error(
             f"{self.setting}={name} failed at {frame.filename}:{frame.lineno} ({type(error).__name__}: {error})",
-            fix=f"correct that code, or name {self.form}",
+            fix=f"correct the code, or name {self.form}",
             code=f"{self.kind}-failed",
         )
 

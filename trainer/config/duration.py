@@ -40,7 +40,7 @@ class Duration:
     def __str__(self) -> str:
         if self.unit == "share":
             return f"{Decimal(repr(self.number)).scaleb(2).normalize():f}%"
-        return f"{self.number} {self.unit if self.number != 1 else self.unit[:-1]}"
+        return f"{Decimal(repr(self.number)):f} {self.unit if self.number != 1 else self.unit[:-1]}"
 
     @property
     def steps(self) -> int:
@@ -75,7 +75,8 @@ class Duration:
         """
         if isinstance(value, Duration):
             return value
-        text = f"{value} steps" if type(value) is int else value
+        is_whole = type(value) is int or (isinstance(value, float) and value.is_integer())
+        text = f"{value} steps" if is_whole else value
         match = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise ValueError("must be a number of steps, or a number with a unit")

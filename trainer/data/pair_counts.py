@@ -29,6 +29,8 @@ from trainer.data.shard_set import Shard
 
 LOG = logger(__name__)
 
+PAIR_COUNTS = "pair_counts"
+"""Directory in the output directory."""
 NUM_COUNTS = len(fields(PairCounts))
 _MOST_NUMBERS, _MOST_BYTES = 1 << 25, 1 << 30
 """Numbers kept in memory, and bytes of files. A mixture needs every epoch of each component since the start of its own:

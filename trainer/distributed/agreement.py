@@ -59,7 +59,7 @@ class Facts:
 
 
 class _Variant(NamedTuple):
-    """Facts that some ranks share, as the first of them stated them."""
+    """Facts that some ranks share, as stated by the first of these ranks."""
 
     ranks: list[int]
     host: str
@@ -108,7 +108,7 @@ def agree(facts: Facts, ranks: Ranks, warn: Callable[[str], None]) -> None:
 
 
 def raise_error_of_any(error: UserError | None, ranks: Ranks) -> None:
-    """Raise this rank's error, or that of the first rank with one; a collective that returns if there is none.
+    """Raise this rank's error, or that of the first rank with an error; return if no rank has one; a collective.
 
     Raises:
         UserError: on all ranks.
@@ -150,7 +150,7 @@ def texts_of_different(digests: Sequence[bytes], text: str, ranks: Ranks) -> lis
 
 
 def _without_secrets(text: str, ranks: Ranks) -> str:
-    """Return a text that all ranks have without what any of them knows as a secret; a collective call."""
+    """Return a text that all ranks have, without the secrets of any rank; a collective call."""
     own = hide_secrets(text, keeps_queries=True)
     digests = gather_bytes(_digest(own), ranks)
     others = {digest: rank for rank, digest in reversed(list(enumerate(digests))) if digest != _digest(text)}

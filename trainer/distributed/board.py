@@ -1,4 +1,4 @@
-"""What ranks tell each other through the store at the launcher's address, beside the collectives of their group."""
+"""Messages between ranks through the store at the launcher's address, beside the collectives of their group."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class Board:
         self._seen: set[str] = set()
 
     def post(self, name: str | int, text: str) -> None:
-        """Put up a text for all ranks."""
+        """Post a text for all ranks."""
         self._store.set(self._key(name), text)
 
     def post_first(self, name: str | int, text: str) -> None:
-        """Put up a text unless there is one of this name."""
+        """Post a text unless there is one of this name."""
         self._store.compare_set(self._key(name), "", text)
 
     def read(self, name: str | int) -> str | None:
-        """The text of this name; None if nobody has posted it."""
+        """Return the text of this name; None if no rank has posted it."""
         key = self._key(name)
         return self._store.get(key).decode() if self._is_there(key) else None
 
     def read_all(self, names: Iterable[Name]) -> dict[Name, str]:
-        """The texts of these names that were posted: two requests where all are there, one where all were seen."""
+        """Return the posted texts of these names: in two requests if all are there, in one if all were seen before."""
         names = list(names)
         unseen: set[str] = {self._key(name) for name in names} - self._seen
         if len(unseen) > 1 and self._store.check([*unseen]):
@@ -46,18 +46,18 @@ class Board:
         return {name: text.decode() for name, text in zip(there, texts, strict=True)}
 
     def has_all(self, names: Sequence[str | int]) -> bool:
-        """Whether all of these names were posted."""
+        """Return whether all of these names are posted."""
         return self._store.check([self._key(name) for name in names])
 
     def wait(self, names: Sequence[str | int], seconds: float) -> bool:
-        """Wait until all of these names are posted, for at most `seconds`; whether they are."""
+        """Wait until all of these names are posted, for at most `seconds`; return whether they are."""
         deadline = time.monotonic() + seconds
         while not (are_there := self.has_all(names)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         return are_there
 
     def _is_there(self, key: str) -> bool:
-        """Whether a key exists, without a request once it was seen: a store would wait for one that is missing."""
+        """Return whether a key exists, without a request once it was seen: a store would wait for a missing key."""
         if key not in self._seen and self._store.check([key]):
             self._seen.add(key)
         return key in self._seen

@@ -32,7 +32,7 @@ _EXCHANGE_SECONDS = 5.0
 _FIRST = "first"
 _OF_ANOTHER = re.compile(r"error: rank \d+ ended the run: ")
 _PARTS = re.compile(r"(?P<problem>.*?)(?:\. Fix: (?P<fix>.*?))?(?: \[(?P<code>[a-z0-9-]+)\])?", re.DOTALL)
-"""Of an error's message without its opening."""
+"""The parts of an error's message after `error: `."""
 # Messages of gloo, NCCL and the TCPStore of torch 2.11 and 2.13 about another process or host that is gone.
 _LOST_PEER = re.compile(
     r"closed by (remote )?peer|peer closed|pair closure|connection was likely closed"

@@ -27,14 +27,14 @@ _ROW = 512
 
 
 class Level(NamedTuple):
-    """Ranks that exchange with each other, in the order of their numbers."""
+    """A group of ranks that exchange with each other, ordered by number."""
 
     group: Group
     size: int
 
 
 class Route(NamedTuple):
-    """How a rank's contributions become sums, and who gets these."""
+    """The exchanges that turn a rank's contributions into sums, and bring the sums to their owners."""
 
     rank: int
     all_ranks: Level
@@ -56,7 +56,7 @@ def open_route(ranks: Ranks, group: Group) -> Route:
 
 
 def ranks_per_node(ranks: Ranks) -> int:
-    """How many ranks of a node exchange first; 1 with one node, or where nodes have not equally many; a collective."""
+    """Return how many ranks of a node exchange first; 1 with one node, or if nodes differ in ranks; a collective."""
     local_ranks = gather_objects(ranks.local_rank, ranks)
     size = max(local_ranks) + 1
     is_regular = local_ranks == [*range(size)] * (ranks.world_size // size)
@@ -92,7 +92,7 @@ def average(flat: torch.Tensor, start: int, stop: int, route: Route, dtype: torc
 
 
 def contributions(gradients: torch.Tensor, world_size: int, per_node: int, dtype: torch.dtype) -> torch.Tensor:
-    """What this rank sends first, (world_size * piece,): equal pieces of (n,) gradients, padded at the end.
+    """Return the first message of this rank, (world_size * piece,): equal pieces of (n,) gradients, padded at the end.
 
     Pieces are in the order of the ranks that add them up, ordered by local rank and then by node: the first exchange
     is within the node.
@@ -104,7 +104,7 @@ def contributions(gradients: torch.Tensor, world_size: int, per_node: int, dtype
 
 
 def sizes_to_owners(start: int, stop: int, part: int, rank: int, world_size: int) -> tuple[list[int], list[int]]:
-    """Elements of [start, stop) that a rank with the sums of its piece sends to each rank, and that it receives.
+    """Return how many elements of [start, stop) a rank with the sums of its piece sends to and receives from each rank.
 
     `part` is the number of elements that a rank owns.
     """
@@ -115,7 +115,7 @@ def sizes_to_owners(start: int, stop: int, part: int, rank: int, world_size: int
 
 
 def _counts(first: int, last: int, size: int, num_ranks: int) -> list[int]:
-    """How many of the elements [first, last) each rank has, where each has `size` of all."""
+    """Return how many of the elements [first, last) each rank has, if each rank has `size` elements in all."""
     counts = [0] * num_ranks
     while first < last:
         rank = first // size
@@ -126,13 +126,13 @@ def _counts(first: int, last: int, size: int, num_ranks: int) -> list[int]:
 
 
 def norm_of_parts(parts: Sequence[torch.Tensor], ranks: Ranks) -> torch.Tensor:
-    """The norm, fp32 of shape (), of a gradient whose elements are in the parts of all ranks, each once."""
+    """Return the norm, fp32 of shape (), of a gradient of which each element is in the part of one rank."""
     squares = torch.stack([_sum_of_squares(part) for part in parts])
     return all_reduce_sum(squares.sum(), ranks).sqrt().float()
 
 
 def _sum_of_squares(part: torch.Tensor) -> torch.Tensor:
-    """In float64, from norms of few elements each: on the CPU torch adds 3 million in fp32 with an error of 1e-4."""
+    """Sum in float64 over norms of few elements each: on the CPU torch adds 3 million in fp32 with an error of 1e-4."""
     rows = part[: len(part) // _ROW * _ROW].view(-1, _ROW)
     norms = [torch.linalg.vector_norm(rows, dim=1), torch.linalg.vector_norm(part[rows.numel() :]).view(1)]
     return torch.cat(norms).double().square().sum()
@@ -145,7 +145,7 @@ def _all_to_all(
     received_sizes: Sequence[int] = (),
     sent_sizes: Sequence[int] = (),
 ) -> Any:
-    """Start one; sizes are numbers of elements by rank, and equal where none are given. As bytes, for gloo's sake."""
+    """Start an all-to-all, of bytes because of gloo; sizes are numbers of elements by rank, equal if not given."""
     received_bytes, sent_bytes = (
         [size * sent.element_size() for size in sizes] or None for sizes in (received_sizes, sent_sizes)
     )

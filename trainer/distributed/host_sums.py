@@ -2,8 +2,8 @@
 
 Rank 0 gathers the numbers of all ranks and broadcasts their sum: with 512 ranks 10 hops (1, and 9 of gloo's tree) where
 a ring takes 1,022. gloo's own threads do both, and a thread of Python adds between them on rank 0 alone: a rank that
-launches kernels often holds Python's lock for 5 ms. Sums of integers are exact in any order. What grows with the ranks
-is the work of gloo's threads on rank 0, which receive a message of each.
+launches kernels often keeps Python's lock for 5 ms. Sums of integers are exact in any order. Only the work of gloo's
+threads on rank 0, which receive a message of each rank, grows with the number of ranks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from trainer.distributed.process_group import Ranks
 
 
 def begin_sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
-    """Begin to sum a tensor on the CPU in other threads, and return what waits for the sum; `values` is unchanged.
+    """Begin to sum a CPU tensor in other threads, and return a function that waits for the sum; `values` is unchanged.
 
-    All ranks begin their sums in one order; any number may be under way. What waits raises the error of the network.
+    All ranks begin their sums in one order; any number may run at once. The function raises errors of the network.
     """
     total = values.clone()
     if ranks.world_size == 1:

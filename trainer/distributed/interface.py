@@ -1,7 +1,7 @@
 """Network interface between the hosts of a run.
 
-By default gloo offers the address that its host's name resolves to. On many systems that is 127.0.1.1, to which no
-other host can connect. The route to the launcher's address gives a better one.
+By default gloo offers the address to which the host's name resolves. On many systems that is 127.0.1.1, to which no
+other host can connect. The route to the launcher's address yields a better one.
 """
 
 from __future__ import annotations

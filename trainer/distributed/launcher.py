@@ -50,7 +50,7 @@ def remote_links(launch: int) -> list[tuple[int, int]]:
 
 
 def came_by_ssh(words: list[str]) -> bool:
-    """Whether the parent of launch.py, with this command line, was started by pdsh's ssh: a shell, or sshd."""
+    """Return whether pdsh's ssh started the parent of launch.py, a shell or sshd with this command line."""
     return "".join(words[:1]).startswith("sshd") or any("deepspeed.launcher.launch " in word for word in words)
 
 

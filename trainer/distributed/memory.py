@@ -45,7 +45,7 @@ def explain_out_of_memory(ranks: Ranks, when: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether this error or one of its causes is an out-of-memory error of torch (on any device) or Python."""
+    """Return whether this error or one of its causes is an out-of-memory error of torch (on any device) or Python."""
     while error is not None:
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
             return True

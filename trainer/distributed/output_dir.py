@@ -1,9 +1,9 @@
 """The output directory of a run: all ranks share it, and one run at a time works in it.
 
 Rank 0 writes a file there, and every rank reads it: hosts with separate disks would each keep a part of every
-checkpoint, and none all of it.
+checkpoint, and no host all of it.
 
-Rank 0 holds the lock of the directory as long as the run lives: two runs would overwrite each other's checkpoints,
+Rank 0 keeps the lock of the directory until the run ends: two runs would overwrite each other's checkpoints,
 metrics and status. The lock ends with the process of rank 0, so a killed run does not block a restart.
 """
 
@@ -46,7 +46,7 @@ class FolderIsNotShared(PrintedByEveryRank, UsageError):
 
 
 def refuse_unshared(folder: str, ranks: Ranks) -> None:
-    """Check in a collective call that all ranks share the output directory; that of rank 0 must exist.
+    """Check in a collective call that all ranks share the output directory, which must exist on rank 0.
 
     Raises:
         FolderIsNotShared: lists the ranks that cannot read rank 0's file, with their paths.
@@ -121,7 +121,7 @@ def _remove_nonces(folder: str) -> None:
 
 
 class IsHeldElsewhere(IsHeld):
-    """A process on another host, maybe a lost one, still holds the directory: a later attempt may succeed."""
+    """A process on another host, maybe a lost one, still has the lock of the directory: a later attempt may succeed."""
 
     exit_status = LOST_RANK_EXIT_STATUS
 
@@ -133,8 +133,8 @@ def only_training(output_dir: str, ranks: Ranks, mark: Callable[[str], None]) ->
     `mark` is called every second of waiting, and no rank waits inside a collective.
 
     Raises:
-        IsHeld: another run still works there after `LOCK_PATIENCE_SECONDS`; on all ranks, as the next.
-        UserError: the directory cannot be written.
+        IsHeld: another run still works there after `LOCK_PATIENCE_SECONDS`; on all ranks.
+        UserError: the directory cannot be written; on all ranks.
     """
     path = Path(output_dir)
     made = [folder for folder in (path, *path.parents) if ranks.is_first and not folder.exists()]

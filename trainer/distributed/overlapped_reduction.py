@@ -4,8 +4,8 @@ DeepSpeed's BF16_Optimizer (ZeRO 1 in bf16) reduces after the backward. Its stag
 after every micro-batch and synchronizes the device each time, and on the CPU it does not overlap at all (deepspeed
 0.19.8, stage_1_and_2.py: average_tensor, independent_gradient_partition_epilogue). Here buckets are averaged by
 asynchronous collectives (`gradient_exchange.py`), with NCCL and with gloo alike, and only after a step's last
-micro-batch. When a bucket starts, those before it take their next step, so few are in memory at a time, and all ranks
-start the same collectives in the same order.
+micro-batch. When a bucket starts, earlier buckets take their next step, so few buckets are in memory at a time, and all
+ranks start the same collectives in the same order.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class OverlappedReduction:
         self._is_active, self._num_started, self._under_way = True, 0, []
 
     def finish(self) -> None:
-        """Average the remaining buckets; this rank's part of each flat buffer then holds means over ranks.
+        """Average the remaining buckets; this rank's part of each flat buffer then has the means over ranks.
 
         Call it after the backward. With NCCL the device waits for the reduction and the host does not.
         """
@@ -104,7 +104,7 @@ class OverlappedReduction:
 
     @contextlib.contextmanager
     def _beside_the_backward(self) -> Iterator[None]:
-        """On CUDA, a stream of its own, which waits for the gradients so far: the backward does not wait for it."""
+        """Use a separate stream on CUDA: it waits for the gradients so far, and the backward does not wait for it."""
         if self._stream is None:
             yield
             return

@@ -50,7 +50,7 @@ class Ranks:
     host_group: torch.distributed.ProcessGroup | None = None
     """All ranks over gloo, for the sums of `host_sums.py` alone; None on one rank."""
     last_sum: list[Future[torch.Tensor]] = field(default_factory=list, compare=False, repr=False)
-    """Of rank 0: the sum that was begun last."""
+    """On rank 0, the sum that was begun last."""
 
     @property
     def is_first(self) -> bool:
@@ -137,12 +137,12 @@ def _start_groups(
 
 
 def device_name(device: torch.device) -> str:
-    """Return the device as people know it: the name of the GPU, or "CPU" with that of the processor."""
+    """Return the name of the GPU, or "CPU" with the name of the processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({this_processor().name})"
 
 
 def is_cpu_requested() -> bool:
-    """Return whether somebody asked for the CPU by `DS_ACCELERATOR=cpu`, rather than having no GPU."""
+    """Return whether `DS_ACCELERATOR=cpu` requests the CPU, which is also used without a GPU."""
     return os.environ.get("DS_ACCELERATOR") == "cpu" and "DS_ACCELERATOR" not in _chosen_here
 
 
@@ -188,7 +188,7 @@ def min_over_ranks(value: int, ranks: Ranks) -> int:
 
 
 def all_agree(value: bool, ranks: Ranks) -> bool:
-    """Whether the value is true on every rank."""
+    """Return whether the value is true on every rank."""
     return bool(min_over_ranks(int(value), ranks))
 
 
@@ -294,7 +294,7 @@ def _complete_environment() -> None:
 
 
 def set_caches_of_compilation() -> None:
-    """Set by environment, where the user has not, where compiled code is kept and how many threads compile."""
+    """Set the environment variables for the folder of compiled code and the compiler threads, unless the user did."""
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
     if can_be_made(compiled_folder()):
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_folder()))
@@ -337,7 +337,7 @@ def _private_folder_of_host() -> Path | None:
 
 
 def can_be_made(folder: Path) -> bool:
-    """Whether this process can write into the folder or create it."""
+    """Return whether this process can write into the folder or create it."""
     nearest = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     return os.access(nearest, os.W_OK)
 

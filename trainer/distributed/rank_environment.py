@@ -1,7 +1,7 @@
-"""What a launcher says of this process in its environment. Imports no torch, so that errors can be reported early.
+"""Environment variables in which a launcher describes this process. Imports no torch, so errors are reported early.
 
-The numbers below are those of a single process where a variable is missing or is no number: whoever reports an error
-must not fail of the very variable that is wrong. `check_rank_environment` refuses such an environment.
+If a variable is missing or is no number, the functions below return the number of a single process: the report of an
+error must not fail because of the wrong variable. `check_rank_environment` refuses such an environment.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def local_rank() -> int:
 
 
 def local_world_size() -> int | None:
-    """Number of ranks on this host, as torchrun or deepspeed says; None where neither does."""
+    """Number of ranks on this host, as set by torchrun or deepspeed; None if neither set it."""
     return _number("LOCAL_WORLD_SIZE", 0) or _number("LOCAL_SIZE", 0) or None
 
 

@@ -29,7 +29,7 @@ LOST_RANK_EXIT_STATUS = 76
 
 _TOPIC = "meeting"
 _OWNER, _ALL_JOINED, _FAILURE = "keeper", "all", "failure"
-"""What is posted beside the address of each rank, by its number."""
+"""Names on the board besides the numbers of ranks, under which ranks post their addresses."""
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 5.0
 _FAILURE_SECONDS = 2.0
@@ -72,7 +72,7 @@ def interface_to_others(board: Board) -> str | None:
     """Return this host's network interface to the other hosts; None with one host, or where none is found.
 
     Args:
-        board: of `meet`.
+        board: the result of `meet`.
     """
     peer = board.read(_ALL_JOINED)
     assert peer is not None

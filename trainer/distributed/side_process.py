@@ -16,13 +16,13 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 def side_environment() -> dict[str, str]:
-    """The environment of this process without the launcher's variables and without GPUs, which training uses."""
+    """Return this process's environment without the launcher's variables and without the GPUs, which training uses."""
     kept = {name: value for name, value in environment_now().items() if name not in LAUNCHER_VARIABLES}
     return kept | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
 
 def failure_reason(returncode: int, stderr: str, name: str) -> str:
-    """What a failed process reported to be wrong, without the fix, which is that of a command; or how it ended."""
+    """Return the problem that a failed process reported, or how it ended; without the fix, which is for a command."""
     if returncode >= 0:
         text = storage.hide_secrets(stderr.strip())
         text = text[text.rfind("error: ") :] if "error: " in text else text
@@ -33,7 +33,7 @@ def failure_reason(returncode: int, stderr: str, name: str) -> str:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Make Linux send this process SIGTERM when its parent ends; this also holds for the program executed next.
+    """Make Linux send this process SIGTERM when its parent ends, also after an exec.
 
     Linux only watches from now on: `parent` is the process id of the parent, if it may have ended already. For Linux
     the parent is the thread that started this process, which has to stay as long.

@@ -1,4 +1,4 @@
-"""Asking for a stop within a long operation between two steps, such as an evaluation."""
+"""Stop requests during a long operation between two steps, such as an evaluation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from trainer.distributed.stop_signal import StopSignal
 
 POLL_SECONDS = 0.5
 MOST_CALLS = 8
-"""Several ranks agree at every call that takes as long as `POLL_SECONDS`, and at the latest after so many."""
+"""Several ranks agree at every call that takes as long as `POLL_SECONDS`, and after this many calls at the latest."""
 
 
 class StopPoll:
-    """Whether any rank was asked to stop; all ranks call it alike, before each micro-batch, and leave at the same one.
+    """Returns whether any rank has a stop request; all ranks call it before each micro-batch and stop at the same one.
 
     One rank looks at its own request. Several sum their requests on the hosts, every few calls: how many follows from
     the mean time between calls, which they sum too. A sum is awaited at the next such call, so that no micro-batch
-    waits for the network, except with `most_calls=1`: then a request holds at the very call, as it must where a rank
-    cannot take part in the next micro-batch.
+    waits for the network. With `most_calls=1` the sum is awaited at the same call, for ranks that cannot take part in
+    the next micro-batch.
     """
 
     def __init__(self, signal: StopSignal, ranks: Ranks, most_calls: int = MOST_CALLS) -> None:
@@ -45,11 +45,11 @@ class StopPoll:
 
     @property
     def is_requested(self) -> bool:
-        """Whether this rank was asked; the others may not know yet."""
+        """Whether this rank has a stop request; the other ranks may not know yet."""
         return self._signal.is_requested
 
     def conclude(self) -> None:
-        """Agree after the last call, so that a rank which had to end before it is heard; all ranks together."""
+        """Agree once more after the last call, because a rank may have left before it; all ranks together."""
         if self._ranks.world_size > 1 and not self.is_agreed:
             self._agree(waits=True)
 
@@ -66,7 +66,7 @@ class StopPoll:
             self._learn()
 
     def _learn(self) -> None:
-        """Wait for the sum that is under way."""
+        """Wait for the running sum."""
         if self._under_way is None:
             return
         (wait, calls), self._under_way = self._under_way, None

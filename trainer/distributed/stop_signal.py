@@ -38,7 +38,7 @@ _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StopSignal:
-    """Whether this process was asked to stop; all ranks then agree on the step in `trainer/loop/step.py`.
+    """The stop request of this process; all ranks then agree on the step in `trainer/loop/step.py`.
 
     Create it in the main thread as early as possible (in another thread it receives no signals); call `can_save` once
     the run is set up.
@@ -89,7 +89,7 @@ class StopSignal:
         os.close(self._writing)  # ends the thread that reads
 
     def can_save(self) -> None:
-        """Let all ranks grant a request together after the next step, from now on."""
+        """From now on, leave a request to all ranks, which grant it together after a step."""
         self._ends_at_once = False
 
     def _request_stop(self, cause: str) -> None:

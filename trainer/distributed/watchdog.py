@@ -261,7 +261,7 @@ class Watchdog:
 
 
 def _read_heartbeats(board: Board, ranks: Iterable[int]) -> dict[int, Heartbeat]:
-    """The heartbeats of those ranks that have sent one."""
+    """Return the heartbeats of the ranks that have sent one."""
     return {rank: Heartbeat(**json.loads(text)) for rank, text in board.read_all(ranks).items()}
 
 

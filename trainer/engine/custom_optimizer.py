@@ -1,11 +1,11 @@
 """An optimizer of the user's own: `optimizer.name: module:function`.
 
 The function takes the parameter groups (dicts of `params` and `weight_decay`) and the settings of `optimizer`, and
-returns a `torch.optim.Optimizer`. From ZeRO 1 on the optimizer gets flat fp32 tensors in which the parameters lie end
-to end, so its update is element by element, or it has the method `attach` (`trainer/engine/whole_parameters.py`). A
-checkpoint holds its states that have an element for each of the weight's, as float32, and the number of updates as
-`step`. They must be 0 before the first update, since a run starts with a warmup step after which all of them are set to
-0; other states cannot be resumed and are refused.
+returns a `torch.optim.Optimizer`. From ZeRO 1 on the optimizer gets flat fp32 tensors that concatenate the
+parameters, so its update is element by element, or it has the method `attach` (`trainer/engine/whole_parameters.py`). A
+checkpoint stores float32 states of the weight's shape, and the number of updates as `step`. States must be 0 before the
+first update, since a run starts with a warmup step after which all states are set to 0; other states cannot be resumed
+and are refused.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def build_custom_optimizer(groups: list[dict[str, Any]], settings: OptimizerSett
     """Call the user's function.
 
     Raises:
-        UsageError: it cannot be imported, fails or returns something else.
-        UserError: its file changed after it was imported.
+        UsageError: the function cannot be imported, fails or returns something else.
+        UserError: the file of the function changed after its import.
     """
     import torch  # not at the top: a finished run is recognized without it
 
@@ -61,12 +61,12 @@ def explain_failure(name: str, calls_it: bool = False) -> Iterator[None]:
 
 
 def settings_of_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """What the parameter groups hold besides tensors and the learning rate."""
+    """Return the settings of the parameter groups, without tensors and the learning rate."""
     return [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in optimizer.param_groups]
 
 
 def check_states(optimizer: torch.optim.Optimizer, name: str, groups_before: list[dict[str, Any]]) -> None:
-    """Refuse states that a checkpoint could not give back, after a step without gradient.
+    """Refuse states that a checkpoint could not restore, after a step without gradient.
 
     Raises:
         UserError: see above.

@@ -1,8 +1,8 @@
 """The DeepSpeed dict that follows from a run's YAML, with a user's own DeepSpeed settings merged over it.
 
-The YAML is the source of truth: a key of the user's that says otherwise is a contradiction, and all of them are listed
-in one error. `"auto"` means "take it from the YAML". DeepSpeed ignores unknown top-level keys in silence, so they are
-refused here. `KEYS` (deepspeed_keys.py) says of every key what becomes of it.
+The YAML is the source of truth: a user's key with another value is a contradiction, and one error lists all of them.
+`"auto"` means the value of the YAML. DeepSpeed silently ignores unknown top-level keys, so they are refused here.
+`KEYS` (deepspeed_keys.py) defines how each key is treated.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ GATHER_BUCKET_ELEMENTS = 50_000_000
 """Elements of a bucket of new weights; DeepSpeed's 500 million would take 2 GB of fp32 on every device."""
 REDUCE_BUCKET_ELEMENTS = 25_000_000
 """Elements of a bucket of gradients. DeepSpeed's 500 million would be one bucket of BERT-large (335 million), which is
-complete when the backward is over; the network is busy with 50 MB of bf16, too."""
+complete when the backward is over; 50 MB of bf16 are enough to keep the network busy."""
 _MOST_LEVELS = 100  # of nesting, as in a YAML file
 
 
 def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The dict for `deepspeed.initialize`; `user` (by default `config.deepspeed`) is merged over what the YAML says.
+    """Return the dict for `deepspeed.initialize`: the YAML's settings with `user` (or `config.deepspeed`) merged in.
 
-    Batch sizes are in rows and those of the first stage: DeepSpeed only reports with them, the training step sets
+    Batch sizes are in rows of the first stage: DeepSpeed uses them in reports only, because the training step sets
     every accumulation boundary itself.
 
     Raises:
@@ -62,7 +62,7 @@ def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | 
 
 
 def with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:
-    """The configuration with a JSON file (`--deepspeed_config`) as its `deepspeed` block; as it is where none is given.
+    """Return the configuration with a JSON file (`--deepspeed_config`) as its `deepspeed` block; unchanged without one.
 
     Raises:
         UsageError: the YAML has that block, or the file cannot be read or is not a JSON object.
@@ -168,7 +168,7 @@ def _refused(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_schedule_of_yaml(scheduler: Any, config: RunConfig) -> bool:
-    """Whether a scheduler has no parameter but "auto" (left out here), and the type of the YAML's schedule, if any."""
+    """Return whether a scheduler has the type of the YAML's schedule or none, and no parameters but "auto" ones."""
     if not isinstance(scheduler, dict) or not scheduler.keys() <= {"type", "params"} or scheduler.get("params") != {}:
         return False
     return scheduler.get("type") in (
@@ -234,7 +234,7 @@ def _merge(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether mappings and lists are nested in more levels, which a checkpoint could not store."""
+    """Return whether mappings and lists are nested deeper than `levels`, which a checkpoint could not store."""
     if not isinstance(value, dict | list):
         return False
     inner = value.values() if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""The keys of DeepSpeed's configuration: what becomes of one that a user gives."""
+"""The keys of DeepSpeed's configuration, and how each one is treated if a user sets it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Owned(NamedTuple):
     setting: str
     """May name `{config}` and `{ranks}`."""
     values: Callable[[RunConfig, BatchArithmetic], tuple[Any, ...]]
-    """Those that agree with the YAML; the first is the one that it sets."""
+    """Returns the values that agree with the YAML; the first is the value that the YAML sets."""
 
 
 class Passed(NamedTuple):
-    """A key that DeepSpeed gets as it is."""
+    """A key that is passed to DeepSpeed unchanged."""
 
     is_section: bool = False
     is_switch: bool = False
     exchanged: bool | float | None = None
-    """What holds where this project exchanges gradients (`trainer/config/gradient_sum.py`), whatever the key says."""
+    """The fixed value where this project sums gradients (`trainer/config/gradient_sum.py`); None if the key works."""
 
 
 class Refused(NamedTuple):
-    """A key that may only say what holds without it."""
+    """A key that may only have a value without effect."""
 
     reason: str
     off: tuple[Any, ...] = (None, False, 0, {}, "none")
@@ -168,4 +168,4 @@ KEYS: Mapping[str, Owned | Passed | Refused] = {
         _NO_USE,
     ),
 }
-"""By path, in the order of the error's lines: what becomes of a key that a user gives; the last are of no use here."""
+"""The treatment of each key by path, in the order of the lines of an error."""

@@ -1,13 +1,13 @@
 """The DeepSpeed engine behind six verbs: forward, backward, step, train, eval, set_learning_rate.
 
-A loss comes in scaled for the global batch (`loss_sum * world_size / global_count`), and the caller says which
-micro-batch is the step's last, so their number may change from step to step. A step whose gradient is not finite
+The caller scales a loss for the global batch (`loss_sum * world_size / global_count`), and marks the last micro-batch
+of a step, so the number of micro-batches may change from step to step. A step whose gradient is not finite
 changes nothing: neither weights nor optimizer state, at any stage and precision.
 
-DeepSpeed makes optimizer state in its first step. So every process takes one warmup step with gradient and learning
-rate 0, which also meets out-of-memory before the first real step, and then all state is set: to the model's initial
-weights and zeros here, or to a checkpoint's (`trainer/checkpoint/writer.py`). A fresh and a resumed run
-therefore start alike.
+DeepSpeed creates optimizer state in its first step. So every process takes one warmup step with gradient and learning
+rate 0, in which out-of-memory errors show before the first real step. Then all state is set: here to the model's
+initial weights and zeros, or from a checkpoint (`trainer/checkpoint/restore.py`). So a fresh and a resumed run start in
+the same way.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Engine:
         return norm
 
     def _step_whole_gradients(self) -> torch.Tensor:
-        """In fp32 at stage 0 DeepSpeed keeps no norm and would write NaN into the optimizer's state."""
+        """Step in fp32 at stage 0, where DeepSpeed keeps no norm and would write NaN into the optimizer's state."""
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if torch.isfinite(norm):
@@ -179,24 +179,24 @@ class Engine:
         self.finish_setting(steps=0)
 
     def fragments(self) -> list[fragments.Fragment]:
-        """This rank's part of the training state, in the same order in every process of a run."""
+        """Return this rank's part of the training state, in the same order in every process of a run."""
         optimizer = self._engine.optimizer
         return list(
             fragments.fragments(self.module, optimizer, self.zero_stage, self.ranks.rank, self.ranks.world_size)
         )
 
     def finish_setting(self, steps: int) -> None:
-        """After all fragments were set: the number of updates and the weights of the forward; all ranks together."""
+        """Set the number of updates and the weights of the forward, after all fragments; all ranks together."""
         self.optimizer_steps = steps
         fragments.set_optimizer_steps(self._engine.optimizer, self.zero_stage, steps)
         self.refresh_weights()
 
     def refresh_weights(self) -> None:
-        """Give the forward the fp32 weights that the fragments hold; all ranks together."""
+        """Copy the fp32 weights of the fragments to the forward; all ranks together."""
         fragments.refresh_model_weights(self._engine.optimizer, self.zero_stage)
 
     def loss_scaler_state(self) -> dict[str, float | int] | None:
-        """The dynamic loss scale of fp16 and its counters; None in other precisions."""
+        """Return the dynamic loss scale of fp16 and its counters; None in other precisions."""
         if self.precision != "fp16":
             return None
         values = vars(self._engine.optimizer.loss_scaler)
@@ -268,7 +268,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     set_timeout_on_all_groups(config.distributed.timeout_seconds)
     attach_partition(engine.module, engine.optimizer, config.optimizer.name, config.zero.stage, ranks)
     if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
-        # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
+        # At the smallest scale DeepSpeed would raise; here the caller decides what a non-finite step means.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False
     return Engine(engine, config, ranks, initial, reduction)
 
@@ -292,11 +292,11 @@ def _without_compiler() -> Iterator[None]:
 
 
 def overlapped_reduction(engine: Any, ranks: Ranks) -> OverlappedReduction | None:
-    """Take the reduction of gradients over from DeepSpeed's engine, where that would begin after the backward.
+    """Take over the reduction of gradients from DeepSpeed's engine, which would begin it after the backward.
 
-    So it is with several ranks at ZeRO 1 in bf16; gradients arrive one by one in its fp32 buffers with
-    `bf16.immediate_grad_update`. Then DeepSpeed's optimizer clips by the norm over all ranks' parts, for no rank has
-    the mean of other elements than its own. None where DeepSpeed reduces.
+    That is the case with several ranks at ZeRO 1 in bf16: with `bf16.immediate_grad_update`, gradients arrive one by
+    one in DeepSpeed's fp32 buffers. DeepSpeed's optimizer then clips by the norm over the parts of all ranks, because
+    each rank has the mean of its own elements only. Returns None if DeepSpeed reduces.
     """
     optimizer = engine.optimizer
     if ranks.world_size == 1 or not getattr(optimizer, "immediate_grad_update", False):
@@ -318,7 +318,7 @@ def check_precision(config: RunConfig, device_type: str) -> None:
     """Refuse what a kind of device ("cpu", "cuda") cannot do.
 
     Raises:
-        UsageError: fp16 on the CPU, where there is no loss scaling.
+        UsageError: fp16 on the CPU, which has no loss scaling.
     """
     if config.training.precision == "fp16" and device_type == "cpu":
         raise UsageError(

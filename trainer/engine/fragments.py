@@ -1,8 +1,8 @@
-"""A parameter's training state as the fragment that this rank holds, at every ZeRO stage.
+"""A parameter's training state as the fragment on this rank, at every ZeRO stage.
 
-The state of a parameter is its fp32 weight and what the optimizer keeps of every element, such as Adam's two moments.
-Stage 0 holds all of it on every rank; stages 1 and 2 hold a range of the flattened parameter (DeepSpeed's
-`_hp_mapping`); stage 3 holds an equal part per rank, padded at the end. Ranges count elements of the flattened
+The state of a parameter is its fp32 weight and the optimizer's states of every element, such as Adam's two moments. A
+rank has all of it at stage 0, a range of the flattened parameter at stages 1 and 2 (DeepSpeed's `_hp_mapping`), and an
+equal part, padded at the end, at stage 3. Ranges count elements of the flattened
 parameter. DeepSpeed's `safe_set_full_*` is not used: at stage 3 it hangs where the world size does not divide the
 parameter (deepspeed 0.19.8).
 """
@@ -24,7 +24,7 @@ WEIGHT = "weight"
 
 @dataclass(frozen=True)
 class Fragment:
-    """Elements [start, stop) of the flattened parameter `name`, as this rank holds them.
+    """Elements [start, stop) of the flattened parameter `name` on this rank.
 
     [owned_start, owned_stop) is this rank's share of writing: over all ranks the shares cover every element once.
     """
@@ -45,21 +45,21 @@ class Fragment:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The weight, then the names of the optimizer's states that have an element for each of the weight's."""
+        """`weight`, then the names of the optimizer's states of the weight's shape."""
         state, shape = self.states.get(self.held_in, {}), self.held_in.shape
         return (WEIGHT, *(kind for kind, value in state.items() if torch.is_tensor(value) and value.shape == shape))
 
     def view(self, kind: str) -> torch.Tensor:
-        """The tensor of a kind itself, (stop - start + padding,) float32, on its device."""
+        """Return the tensor of a kind, not a copy, (stop - start + padding,) float32, on its device."""
         tensor = self.held_in.data if kind == WEIGHT else self.states[self.held_in][kind]
         return self.range_of(tensor, self.padding)
 
     def range_of(self, tensor: torch.Tensor, padding: int = 0) -> torch.Tensor:
-        """This fragment's elements of a tensor of the shape of `held_in`, (stop - start + padding,)."""
+        """Return this fragment's elements of a tensor of the shape of `held_in`, (stop - start + padding,)."""
         return tensor.view(-1).narrow(0, self.offset, self.stop - self.start + padding)
 
     def read_owned(self, kind: str) -> torch.Tensor:
-        """The owned elements, (owned_stop - owned_start,) float32."""
+        """Return the owned elements, (owned_stop - owned_start,) float32."""
         return self.view(kind)[self.owned_start - self.start : self.owned_stop - self.start]
 
     def write(self, kind: str, start: int, values: torch.Tensor) -> None:
@@ -76,7 +76,7 @@ class Fragment:
 
 
 def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The whole shape of every trainable parameter by name; a tied parameter has one name, its first."""
+    """Return the whole shape of every trainable parameter by name; a tied parameter has one name, its first."""
     return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in _trainable(module)}
 
 
@@ -94,19 +94,19 @@ def fragments(module: nn.Module, optimizer: Any, zero_stage: int, rank: int, wor
 
 @dataclass(frozen=True)
 class Partition:
-    """What the tensors that a torch optimizer updates hold of the model's parameters."""
+    """How the model's parameters are divided among the tensors that a torch optimizer updates."""
 
     fragments: list[Fragment]
     tensors: list[torch.Tensor]
-    """In the same order on every rank, also where one holds nothing but padding."""
+    """In the same order on every rank, including tensors of padding only."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Of whole parameters by name, in one order on every rank."""
+    """Shapes of whole parameters by name, in one order on every rank."""
     hidden_matrices: Mapping[str, int] = field(default_factory=dict)
     """The weights of linear layers inside the blocks by name: how many matrices are stacked in the rows of each."""
     device: torch.device | None = None
-    """That of the forward pass; the tensors may be elsewhere (`zero.offload_optimizer`)."""
+    """Device of the forward pass; the tensors may be elsewhere (`zero.offload_optimizer`)."""
     shared_by: Ranks | None = None
-    """The ranks that hold the other parts; None where this one holds everything."""
+    """The ranks among which the parameters are divided; None if this rank has everything."""
 
 
 @runtime_checkable
@@ -118,20 +118,20 @@ class HasBlocks(Protocol):
 
 
 def hidden_matrices_of(module: nn.Module) -> dict[str, int]:
-    """The trainable hidden matrices by name (`Partition.hidden_matrices`); none of a model that has no blocks."""
+    """Return the trainable hidden matrices by name (`Partition.hidden_matrices`); empty for a model without blocks."""
     stacked = module.hidden_matrices() if isinstance(module, HasBlocks) else {}
     return {name: stacked[parameter] for name, parameter in _trainable(module) if parameter in stacked}
 
 
 def undivided(module: nn.Module, optimizer: torch.optim.Optimizer) -> Partition:
-    """The partition of an optimizer of the model's parameters themselves."""
+    """Return the partition of an optimizer that updates the model's parameters directly."""
     every = list(fragments(module, optimizer, zero_stage=0, rank=0, world_size=1))
     tensors = [fragment.held_in for fragment in every]
     return Partition(every, tensors, parameter_shapes(module), hidden_matrices_of(module))
 
 
 def partition_of(module: nn.Module, optimizer: Any, zero_stage: int, ranks: Ranks) -> Partition:
-    """The partition of the torch optimizer inside DeepSpeed's; it need not have made a step."""
+    """Return the partition of the torch optimizer inside DeepSpeed's, which need not have taken a step."""
     of_rank = list(fragments(module, optimizer, zero_stage, ranks.rank, ranks.world_size))
     if zero_stage == 0:
         tensors = [fragment.held_in for fragment in of_rank]
@@ -145,13 +145,13 @@ def partition_of(module: nn.Module, optimizer: Any, zero_stage: int, ranks: Rank
 
 
 def base_optimizer(optimizer: Any, zero_stage: int) -> torch.optim.Optimizer:
-    """The torch optimizer inside DeepSpeed's (at stage 0 in fp32 there is no wrapper)."""
+    """Return the torch optimizer inside DeepSpeed's (at stage 0 in fp32 there is no wrapper)."""
     base: torch.optim.Optimizer = optimizer if zero_stage == 0 else optimizer.optimizer
     return base
 
 
 def set_optimizer_steps(optimizer: Any, zero_stage: int, steps: int) -> None:
-    """Set the number of updates that bias corrections start from, where the optimizer has any."""
+    """Set the number of updates from which bias corrections start, if the optimizer has any."""
     for state in base_optimizer(optimizer, zero_stage).state.values():
         if "step" in state:
             state["step"].fill_(steps)

@@ -41,13 +41,13 @@ class Muon(torch.optim.AdamW):
         self._momentum, self._dtype = momentum, dtype
 
     def attach(self, partition: Partition) -> None:
-        """Set what the tensors of the groups hold; all ranks together where they share the parameters."""
+        """Take the partition of the parameters; all ranks together if they share parameters."""
         self._matrices = WholeParameters(partition, partition.hidden_matrices, self._dtype)
         self._shapes, self._stacked = partition.shapes, partition.hidden_matrices
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update the tensors that have a gradient; all ranks together where they share the parameters."""
+        """Update the tensors that have a gradient; all ranks together if they share parameters."""
         assert closure is None, "the gradients are there"
         groups = self.param_groups
         self.param_groups = [group for group in groups if not group["orthogonal"]]
@@ -65,7 +65,7 @@ class Muon(torch.optim.AdamW):
         momentum = state["momentum"].lerp_(gradient, 1 - self._momentum)
 
         def look_ahead(fragment: Fragment) -> torch.Tensor:
-            """Nesterov's."""
+            """Return Nesterov's look-ahead of a fragment."""
             return fragment.range_of(gradient).lerp(fragment.range_of(momentum), self._momentum)
 
         for fragment, update in self._matrices.apply(tensor, look_ahead, self._direction):
@@ -77,13 +77,13 @@ class Muon(torch.optim.AdamW):
         return orthogonalized(weight.view(self._stack(name)))
 
     def _stack(self, name: str) -> tuple[int, int, int]:
-        """Number, rows and columns of the matrices in a weight."""
+        """Return number, rows and columns of the matrices in a weight."""
         rows, columns = self._shapes[name]
         return self._stacked[name], rows // self._stacked[name], columns
 
 
 def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
-    """Bring the singular values of each of (n, rows, columns) to about 0.7 to 1.2; very small ones stay below."""
+    """Bring the singular values of n matrices (n, rows, columns) to about 0.7 to 1.2; very small ones stay below."""
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)

@@ -27,7 +27,7 @@ from trainer.engine.whole_parameters import AttachesPartition
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The trainable parameters as a group with decay (two dimensions or more) and one without (biases and norms).
+    """Return the trainable parameters as a group with decay (two dimensions or more) and one without (biases, norms).
 
     A tied parameter is in one group, once; an empty group is left out. `decays` marks the group whose decay a stage of
     the run may change.
@@ -65,7 +65,7 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings, precision: st
 
 
 def _by_role(group: dict[str, Any], matrices: Container[torch.Tensor]) -> list[dict[str, Any]]:
-    """A group as the matrices inside the blocks and the others; an empty part is left out."""
+    """Split a group into the matrices inside the blocks and the others; an empty part is left out."""
     parts = [
         {**group, "params": [p for p in group["params"] if (p in matrices) == orthogonal], "orthogonal": orthogonal}
         for orthogonal in (True, False)
@@ -74,7 +74,7 @@ def _by_role(group: dict[str, Any], matrices: Container[torch.Tensor]) -> list[d
 
 
 def attach_partition(module: nn.Module, optimizer: Any, name: str, zero_stage: int, ranks: Ranks) -> None:
-    """Tell an optimizer that looks at whole parameters what the tensors hold that DeepSpeed's `optimizer` made."""
+    """Give an optimizer of whole parameters the partition among the tensors of DeepSpeed's `optimizer`."""
     base = fragments.base_optimizer(optimizer, zero_stage)
     _attach(base, name, lambda: fragments.partition_of(module, optimizer, zero_stage, ranks))
 

@@ -7,8 +7,8 @@ ModernBERT, src/optimizer.py).
 
 A step is a few `torch._foreach_*` calls over all parameters, and one sum for each: 220 operators for `bert_base`, where
 one parameter at a time takes 4,177 for the same bits (tests/trainer/engine/test_stable_adamw.py counts and compares).
-Two multiplications by the parameters' rates remain a kernel per parameter. A step holds two temporary float32 numbers
-for each of this rank's numbers, when the activations are gone.
+Two multiplications by the parameters' rates remain a kernel per parameter. A step needs two temporary float32 numbers
+for each element on this rank, after the activations are freed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.engine.fragments import Fragment, Partition
 
 
 class StableAdamW(torch.optim.Optimizer):
-    """Clip by the mean over the whole parameter, on any number of ranks that hold parts of it.
+    """Clip by the mean over the whole parameter, on any number of ranks that have parts of it.
 
     Each rank sums over its fragments, and one all-reduce of a float per parameter adds the sums. Call `attach` before
     the first step.
@@ -34,7 +34,7 @@ class StableAdamW(torch.optim.Optimizer):
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
 
     def attach(self, partition: Partition) -> None:
-        """Set what the tensors of the groups hold."""
+        """Take the partition of the parameters."""
         self._sizes = torch.tensor([math.prod(shape) for shape in partition.shapes.values()], dtype=torch.float32)
         self._shared_by = partition.shared_by
         numbers = {name: number for number, name in enumerate(partition.shapes)}
@@ -46,7 +46,7 @@ class StableAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update the tensors that have a gradient; all ranks together where they share the parameters."""
+        """Update the tensors that have a gradient; all ranks together if they share parameters."""
         assert closure is None, "the gradients are there"
         updated = [
             (group, tensors)
@@ -84,7 +84,7 @@ class StableAdamW(torch.optim.Optimizer):
         torch._foreach_addcmul_(squares, gradients, gradients, [1 - beta for beta in beta2])
 
     def _sum(self, group: dict[str, Any], tensors: list[torch.Tensor], sums: list[torch.Tensor]) -> None:
-        """Put the sum of g^2 / max(v, eps^2) over what this rank holds of a parameter at the parameter's number."""
+        """Store the sum of g^2 / max(v, eps^2) over this rank's elements of a parameter at the parameter's number."""
         gradients = self._parts(tensors, _gradients(tensors))
         if not gradients:
             return
@@ -115,11 +115,11 @@ class StableAdamW(torch.optim.Optimizer):
         return [self.state[tensor][name] for tensor in tensors]
 
     def _numbers(self, tensors: list[torch.Tensor]) -> list[int]:
-        """Of the parameters of which these tensors hold something, in the order of `_parts`."""
+        """Return the numbers of the parameters with elements in these tensors, in the order of `_parts`."""
         return [number for tensor in tensors for number in self._layouts[tensor].numbers]
 
     def _parts(self, tensors: list[torch.Tensor], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The fragments' ranges of tensors that have the shapes of `tensors`."""
+        """Return the fragments' ranges of tensors that have the shapes of `tensors`."""
         return [
             section
             for tensor, value in zip(tensors, values, strict=True)
@@ -128,14 +128,14 @@ class StableAdamW(torch.optim.Optimizer):
 
 
 class _Layout(NamedTuple):
-    """How a flattened tensor is divided: into fragments, and what lies between and behind them."""
+    """The division of a flattened tensor into fragments, and the gaps between and behind them."""
 
     sizes: list[int]
     """Elements of the sections, which cover the tensor."""
     kept: list[int]
     """Which of the sections are fragments."""
     numbers: list[int]
-    """Of the fragments' parameters."""
+    """Numbers of the fragments' parameters."""
 
     def of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         if len(self.sizes) == len(self.kept) == 1:
@@ -163,5 +163,5 @@ def _gradients(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _debiased(beta: float, step: int) -> float:
-    """The decay rate of a running mean that needs no bias correction: 0 in step 1, `beta` in the long run."""
+    """Return the decay rate of a running mean that needs no bias correction: 0 in step 1, `beta` in the long run."""
     return beta * (1 - beta ** (step - 1)) / (1 - beta**step)

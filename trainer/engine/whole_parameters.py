@@ -11,8 +11,8 @@ An optimizer whose update is not element by element, such as Muon, has the metho
         for fragment, update in self._whole.apply(tensor, momentum, function):
             fragment.range_of(tensor).sub_(update, alpha=rate)
 
-Where a rank holds all of a parameter (most matrices at ZeRO 1 and 2) nothing is sent; else the fragments go to the
-owner, and its results back.
+If one rank has all of a parameter (most matrices at ZeRO 1 and 2), nothing is sent. Otherwise the fragments go to the
+owner, and the owner's results go back.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from trainer.distributed.process_group import Ranks, exchange, gather_objects
 from trainer.engine.fragments import Fragment, Partition
 
 Bounds = Mapping[str, tuple[int, int]]
-"""By parameter, the elements [start, stop) that a rank holds."""
+"""The elements [start, stop) of each parameter on a rank."""
 
 
 @runtime_checkable
 class AttachesPartition(Protocol):
-    """An optimizer that must know which parameters its tensors hold."""
+    """An optimizer that must know which parameters its tensors contain."""
 
     def attach(self, partition: Partition) -> None:
-        """Take what the tensors of the groups hold, before the first step; all ranks together."""
+        """Take the partition of the parameters, before the first step; all ranks together."""
 
 
 class WholeParameters:
     """The parameters `names` of a partition, and who owns each; all ranks make it together."""
 
     def __init__(self, partition: Partition, names: Collection[str], dtype: torch.dtype = torch.float32) -> None:
-        """`dtype` is that of what functions get and of what ranks send each other."""
+        """`dtype` is that of function arguments and of messages between ranks."""
         fragments = [fragment for fragment in partition.fragments if fragment.name in names]
         mine = [[fragment for fragment in fragments if fragment.held_in is t] for t in partition.tensors]
         bounds = [{fragment.name: (fragment.start, fragment.stop) for fragment in each} for each in mine]
@@ -73,6 +73,9 @@ class WholeParameters:
 
         Returns:
             (fragment, its elements (stop - start,) of the result in the dtype of this object), empty ones left out.
+
+        Raises:
+            ValueError: a result has another number of elements than its parameter.
         """
         fragments = self._fragments[tensor]
         elements = {
@@ -83,13 +86,22 @@ class WholeParameters:
         }
         exchange_of_tensor = self._exchanges[tensor]
         whole = exchange_of_tensor.gather(elements)
-        results = {name: function(name, each.view(self._shapes[name])).reshape(-1) for name, each in whole.items()}
+        results = {name: self._result(name, each, function) for name, each in whole.items()}
         found = exchange_of_tensor.scatter(results)
         return [(fragment, found[fragment.name]) for fragment in fragments if fragment.start < fragment.stop]
 
+    def _result(
+        self, name: str, whole: torch.Tensor, function: Callable[[str, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the function's result, 1-D, in the dtype that other ranks expect."""
+        result = function(name, whole.view(self._shapes[name]))
+        if result.numel() != whole.numel():
+            raise ValueError(f"the result for {name} has the shape {(*result.shape,)}, not {self._shapes[name]}")
+        return result.reshape(-1).to(self._dtype)
+
 
 def choose_owners(bounds: Sequence[Bounds], shapes: Mapping[str, Sequence[int]], loads: list[int]) -> dict[str, int]:
-    """Return by name the owner of a parameter: of the ranks that hold elements, the one with the least work so far.
+    """Return the owner of each parameter by name: of the ranks that have elements, the one with the least work so far.
 
     The work is that of a matrix product. `bounds` are those of every rank; `loads` counts the work of each, and grows.
     """
@@ -112,23 +124,23 @@ class _Exchange:
     def __init__(
         self, bounds: Sequence[Bounds], owners: Mapping[str, int], dtype: torch.dtype, ranks: Ranks | None
     ) -> None:
-        """`bounds` are those of every rank, or of this one alone without `ranks`."""
+        """`bounds` are those of every rank; without `ranks`, those of this rank alone."""
         self._bounds, self._dtype, self._ranks = bounds, dtype, ranks
         self._rank = 0 if ranks is None else ranks.rank
         self._owned_by = [[name for name, owner in owners.items() if owner == rank] for rank in range(len(bounds))]
         self._is_split = any(sum(_size(of_rank, name) > 0 for of_rank in bounds) > 1 for name in owners)
 
     def gather(self, fragments: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """From this rank's elements of each parameter to the whole of those that it owns, 1-D."""
+        """Return the whole parameters that this rank owns, 1-D, from the elements on all ranks."""
         sent = [[fragments[name] for name, _, _ in self._between(self._rank, owner)] for owner in self._all_ranks]
         collected: dict[str, list[torch.Tensor]] = {}
         for rank, received in enumerate(self._exchanged(sent, to_owners=True)):
             for (name, _, _), fragment in zip(self._between(rank, self._rank), received, strict=True):
-                collected.setdefault(name, []).append(fragment)  # ranks hold a parameter's fragments in their order
+                collected.setdefault(name, []).append(fragment)  # fragments of a parameter follow the order of ranks
         return {name: torch.cat(each) if len(each) > 1 else each[0] for name, each in collected.items()}
 
     def scatter(self, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """From the whole of the parameters that this rank owns to this rank's elements of each."""
+        """Return this rank's elements of each parameter, from the whole parameters on their owners."""
         sent = [
             [whole[name][start:stop] for name, start, stop in self._between(rank, self._rank)]
             for rank in self._all_ranks
@@ -144,12 +156,12 @@ class _Exchange:
         return range(len(self._bounds))
 
     def _between(self, holder: int, owner: int) -> list[tuple[str, int, int]]:
-        """Name, start and stop of what a rank holds of the parameters of an owner, in the same order everywhere."""
+        """Return name, start and stop of a rank's elements of an owner's parameters, in the same order everywhere."""
         bounds = self._bounds[holder]
         return [(name, *bounds[name]) for name in self._owned_by[owner] if _size(bounds, name)]
 
     def _exchanged(self, sent: list[list[torch.Tensor]], to_owners: bool) -> list[list[torch.Tensor]]:
-        """Return by rank the tensors that it sends here; what a rank sends to itself is not copied."""
+        """Return the tensors that each rank sends here; a rank's message to itself is not copied."""
         if self._ranks is None or not self._is_split:
             return [sent[rank] if rank == self._rank else [] for rank in self._all_ranks]
         nothing = torch.empty(0, dtype=self._dtype)

@@ -9,6 +9,7 @@ how well two recipes are.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,18 +19,21 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from data_prep.base.errors import UsageError
 from data_prep.base.table import Column, Table
 from trainer.config.comparability import Facts, differences
+from trainer.config.run_config import RunConfig, without_registry
 from trainer.data.minimal_pairs import FEWEST_PAIRS, NUM_RESAMPLES, MinimalPair
+from trainer.evaluation.suite_settings import Suite
 
 MINIMAL_PAIRS = "minimal pairs"
 """Metric of the pairs that are scored for the comparison, unlike `valid/minimal_pairs_accuracy` of a run."""
 _SHOWN = re.compile(
     r"(?:valid|average)/(?!word_(?:count|bytes)$|.*perplexity$)[\w-]+|suite/[\w-]+/[\w-]+|minimal pairs"
 )
-_LOWER_IS_BETTER = re.compile(r".*(?:loss|bits_per_byte)")
+_LOWER_IS_BETTER = re.compile(r".*(?:loss|rmse|perplexity|bits_per_byte)")
 _DRAWN = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/word_bits_per_byte", MINIMAL_PAIRS)
 _MOST_DRAWN = 4
 _OF_WEIGHTS = ("init_from", "model", "objectives", "data", "training", "optimizer", "schedule", "branch")
@@ -56,6 +60,8 @@ class Subject:
     """Scores by metric and by seed of a fine-tuning, where a suite has several."""
     right: np.ndarray | None = None
     """(pairs,) bool: which minimal pairs it judges right."""
+    lower_is_better: Mapping[str, bool | None] = field(default_factory=dict)
+    """Of scores whose names do not say it; None where nothing does."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +94,24 @@ class Difference:
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
+def directions(suite: Suite) -> dict[str, bool | None]:
+    """Return of each score of a suite whether lower is better; None where it is the mean of scores of both kinds."""
+    kinds = {name: {_is_lower_better(each) for each in task.metrics} for name, task in suite.tasks.items()}
+    kinds["average"] = set[bool]().union(*kinds.values())
+    return {f"suite/{suite.name}/{name}": each.pop() if len(each) == 1 else None for name, each in kinds.items()}
+
+
+def _is_lower_better(metric: str) -> bool:
+    return _LOWER_IS_BETTER.fullmatch(metric) is not None
+
+
 def recipe_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the weights of a run but the seed, from its configuration as plain values."""
+    """Return what decides the weights of a run but the seed, from its configuration as plain values.
+
+    One that an earlier release wrote counts as this release reads it.
+    """
+    with contextlib.suppress(ValidationError):
+        config = RunConfig.model_validate(without_registry(config)).model_dump(mode="json")
     values = {name: config.get(name) for name in _OF_WEIGHTS}
     training = values["training"]
     if isinstance(training, Mapping):
@@ -198,9 +220,21 @@ def pair_difference(pairs: Sequence[MinimalPair], first: Group, other: Group) ->
 
 
 def comparison(groups: Sequence[Group], pairs: Sequence[MinimalPair] = ()) -> dict[str, Any]:
-    """Return all that a comparison says, for programs."""
-    first, rows = groups[0], []
-    for metric in metrics_of(groups):
+    """Return all that a comparison says, for programs.
+
+    Raises:
+        UsageError: the first group has no score that another one has too.
+    """
+    first, metrics, rows = groups[0], metrics_of(groups), []
+    if not metrics:
+        raise UsageError(
+            f"{first.label} has no score that another group has too",
+            fix="compare runs that were evaluated (data with a valid split), or give --minimal-pairs or --suite",
+            code="nothing-to-compare",
+        )
+    known = {name: value for each in first.subjects for name, value in each.lower_is_better.items()}
+    for metric in metrics:
+        is_lower_better = known.get(metric, _is_lower_better(metric))
         for group in groups:
             values = group.values(metric)
             found: list[Difference | str | None] = [
@@ -208,7 +242,11 @@ def comparison(groups: Sequence[Group], pairs: Sequence[MinimalPair] = ()) -> di
             ]
             if metric == MINIMAL_PAIRS and group is not first:
                 found.append(pair_difference(pairs, first, group))
-            rows += [_row(metric, group.label, values, each) for each in found if each is not None or group is first]
+            rows += [
+                _row(metric, is_lower_better, group.label, values, each)
+                for each in found
+                if each is not None or group is first
+            ]
     return {
         "groups": [_described(group) for group in groups],
         "first": first.label,
@@ -218,12 +256,16 @@ def comparison(groups: Sequence[Group], pairs: Sequence[MinimalPair] = ()) -> di
 
 
 def _row(
-    metric: str, label: str, values: Sequence[tuple[int | None, float]], found: Difference | str | None
+    metric: str,
+    is_lower_better: bool | None,
+    label: str,
+    values: Sequence[tuple[int | None, float]],
+    found: Difference | str | None,
 ) -> dict[str, Any]:
     scores = [value for _, value in values]
     row: dict[str, Any] = {
         "metric": metric,
-        "lower_is_better": _LOWER_IS_BETTER.fullmatch(metric) is not None,
+        "lower_is_better": is_lower_better,
         "group": label,
         "mean": fmean(scores) if scores else None,
         "deviation": stdev(scores) if len(scores) > 1 else None,
@@ -288,7 +330,7 @@ def _joined(values: Sequence[int | None]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    better = "lower" if row["lower_is_better"] else "higher"
+    better = {None: "-", True: "lower", False: "higher"}[row["lower_is_better"]]
     mean = "-" if row["mean"] is None else f"{row['mean']:.4f}"
     deviation = "-" if row["deviation"] is None else f"{row['deviation']:.4f}"
     start = (row["metric"], better, row["group"], mean, deviation)
@@ -299,7 +341,9 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     low, high = row["interval"]
     interval = "-" if low is None else f"{low:+.4f} to {high:+.4f}"
     wins = (row["difference"] < 0) == row["lower_is_better"]
-    result = "-" if low is None else "not clear" if not row["is_clear"] else "better" if wins else "worse"
+    result = "not clear" if not row["is_clear"] else "better" if wins else "worse"
+    if low is None or row["lower_is_better"] is None:
+        result = "-"
     return (*start, f"{row['difference']:+.4f}", interval, row["basis"], result)
 
 

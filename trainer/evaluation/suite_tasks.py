@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UsageError, UserError, options_as_parameters
 from data_prep.base.load_settings import validate_settings
 from data_prep.base.registries import Registry
 from data_prep.base.settings import Settings
@@ -111,6 +111,7 @@ class Finetune:
     version = "2"
     """Of regression, version 1 fitted labels as they are; it had no baseline."""
 
+    @options_as_parameters()
     def check(self, settings: Mapping[str, Any]) -> None:
         """Check settings, files and columns."""
         read, _ = _read(settings)
@@ -137,6 +138,7 @@ class Finetune:
         yield from (f"{BASELINE}{part}/{name}" for part in ("valid", third) if part is not None for name in names)
         yield from ("learning_rate", "epoch", "skipped_rows")
 
+    @options_as_parameters()
     def __call__(self, model: Path, settings: Mapping[str, Any]) -> Metrics:
         from trainer.finetuning.experiment import Best, prepare, run_variant
         from trainer.finetuning.experiment_runs import ExperimentRuns

@@ -4,7 +4,7 @@
 first checkpoint replaces the one it started from, and records the branch: the same command again, after a crash or a
 requeue, resumes it and does not branch once more.
 
-`pretrain.py --branch-from RUN:STEP --stage NAME`: a run of its own, which leaves the other one as it is. It starts with
+`pretrain.py --branch-from RUN:STEP --stage NAME`: a new run, which leaves the other one unchanged. It starts with
 weights, optimizer state and data position of that checkpoint and trains one stage. The first checkpoint in its own
 directory is the start; from then on it is resumed like any run.
 
@@ -62,7 +62,8 @@ def begun(state: TrainState, branch: Branch) -> TrainState:
 def begun_from_other_run(state: TrainState, saved: SavedState, config: RunConfig, data: DataIdentity) -> TrainState:
     """Return the first state of a branch from another run.
 
-    It reads on where that run stood if its samples are the same; with other data or lengths it begins a new epoch.
+    The branch continues at the other run's data position if both read the same samples; with other data or lengths it
+    begins a new epoch.
     """
     before = RunConfig.model_validate(without_registry(saved.config))
     ended, stage = before.stage_of(saved.state.step), without_secrets(config).stages[0]
@@ -98,8 +99,8 @@ def list_in_other_run(branch: BranchSettings, output_dir: Path, warn: Callable[[
 def open_tracker(config: RunConfig, branch: Branch | None, state: TrainState, warn: Callable[[str], None]) -> Tracker:
     """Open the MLflow run of this start; `branch` begins here.
 
-    A branch of the same run leaves the journal of the old MLflow run in `tracking-N`. One of another run, at each of
-    its starts, names it as the parent if both are in one experiment.
+    A branch of the same run moves the journal of the old MLflow run to `tracking-N`. At each of its starts, a branch of
+    another run names that run as its parent if both are in one experiment.
     """
     parent, tags, output_dir = None, dict[str, str](), Path(config.output_dir)
     if config.branch is not None:

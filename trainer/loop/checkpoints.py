@@ -26,10 +26,10 @@ Say = Callable[[str], None]
 
 
 class Follower(Protocol):
-    """Has checkpoints scored by a suite, then registered, in a process beside training (`trainer/follow`)."""
+    """Scores checkpoints by a suite, then registers them, in a process beside training (`trainer/follow`)."""
 
     def submit(self) -> None:
-        """Have what is due done, also what earlier starts left; returns at once."""
+        """Start whatever is due, including what earlier starts left undone; returns at once."""
 
     def go_back(self, step: int) -> None:
         """Forget what was done for later steps, which a new branch saves again; call it before any `submit`."""
@@ -38,16 +38,16 @@ class Follower(Protocol):
         """Report what ended since the last call; log new scores at the steps of their checkpoints, and return them."""
 
     def stop(self, mark: Say) -> None:
-        """End what is under way, after a short time; `mark` is called again and again meanwhile."""
+        """Wait a short time for running work, then end it; `mark` is called repeatedly meanwhile."""
 
     def abandon(self) -> None:
-        """End what is under way without waiting for it."""
+        """End running work without waiting for it."""
 
     def finish_scores(self, should_stop: Callable[[], bool]) -> None:
         """Wait for the suites of a finished run, whose tracker is closed, and attach their scores to it."""
 
     def finish(self, should_stop: Callable[[], bool]) -> bool:
-        """Wait for the registrations of a finished run, or until `should_stop`; whether everything due was done."""
+        """Wait for the registrations of a finished run, or until `should_stop`; return whether all due work is done."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Progress:
     evaluation_is_due: bool = False
     """Whether the last step is still to be evaluated: after its checkpoint, or by the next start after a stop."""
     average_is_due: bool = False
-    """As `evaluation_is_due`, of the mean of the newest checkpoints."""
+    """Whether the mean of the newest checkpoints is still to be evaluated."""
     averaged_step: int | None = None
     """Step of the newest checkpoint in the mean that was evaluated last (`checkpoint.average_last`)."""
 
@@ -98,12 +98,12 @@ class Checkpoints:
     data: DataIdentity
     reporter: Reporter
     mark: Callable[[str], None]
-    """Takes what comes next (`trainer/distributed/watchdog.py`)."""
+    """Records the next operation for the watchdog (`trainer/distributed/watchdog.py`)."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """sha256 of every source file that runs, by name; the same on all ranks."""
     uploader: Uploader | None = None
     follower: Follower | None = None
-    """On rank 0."""
+    """None on all ranks but 0."""
 
     @property
     def output_dir(self) -> Path:
@@ -130,7 +130,7 @@ class Checkpoints:
     def save(self, state: TrainState, progress: Progress, is_end: bool) -> Progress:
         """Save a checkpoint; if that fails, the last good one stays, and training continues if steps are left.
 
-        An evaluation of this step comes after it and is noted in it as pending.
+        An evaluation of this step runs after the save, and the checkpoint marks it as pending.
 
         Raises:
             UserError: saving failed, and the run ends here, `checkpoint.on_failed_save` is stop, or no save succeeded.
@@ -162,7 +162,7 @@ class Checkpoints:
         return replace(progress, saved_step=saved.step, saved_at=time.monotonic())
 
     def save_stopped(self, state: TrainState, progress: Progress) -> Progress:
-        """Save the step that a stop ends the run with, unless it is saved, no step was taken, or steps are not finite.
+        """Save the last step of a stopped run, unless it is saved already, no step was taken, or steps are not finite.
 
         Raises:
             UserError: it cannot be saved.
@@ -172,7 +172,7 @@ class Checkpoints:
         return self.save(state, progress, is_end=True)
 
     def describe_stop(self, state: TrainState, progress: Progress) -> str:
-        """State as a clause whether a stop after this step saved it, and else what the run resumes from."""
+        """Return a clause: this step was saved, or else what the run resumes from."""
         if progress.saved_step == state.step:
             return f"checkpoint saved at step {state.step:,}"
         if not state.step:
@@ -182,10 +182,10 @@ class Checkpoints:
     def attach_scores(
         self, state: TrainState, progress: Progress, metrics: Mapping[str, float], facts: Mapping[str, str]
     ) -> None:
-        """Add scores to the checkpoint of this step, if it has one; every node with a disk of its own does.
+        """Add scores to the checkpoint of this step, if there is one, on every node that has a disk of its own.
 
-        `facts` say how they were measured. Once they are complete, checkpoints that are no longer among the best are
-        removed.
+        `facts` say how the scores were measured. Once the scores are complete, checkpoints that are no longer among the
+        best are removed.
         """
         if progress.saved_step != state.step:
             return
@@ -213,7 +213,7 @@ class Checkpoints:
         return self.follower.attach(log_to) if self.follower is not None else {}
 
     def newest(self, number: int, step: int) -> list[int]:
-        """Return the steps of so many of the newest complete checkpoints until `step`, oldest first; a collective."""
+        """Return the steps of the `number` newest complete checkpoints up to `step`, oldest first; a collective."""
         steps: list[int] = []
         if self.engine.ranks.is_first:
             complete, _ = list_steps(self.output_dir)
@@ -227,12 +227,12 @@ class Checkpoints:
             self.uploader.close(self.mark)
 
     def stop_following(self) -> None:
-        """End what the follower of a stopped run has under way."""
+        """End the running work of a stopped run's follower."""
         if self.follower is not None:
             self.follower.stop(self.mark)
 
     def finish_following(self, should_stop: Callable[[], bool]) -> bool:
-        """Wait for scores and registrations of a finished run; whether everything that was due was done."""
+        """Wait for scores and registrations of a finished run; return whether everything that was due was done."""
         if self.follower is None:
             return True
         self.follower.finish_scores(should_stop)
@@ -246,15 +246,15 @@ class Checkpoints:
             self.follower.abandon()
 
     def _hand_on(self) -> None:
-        """Have checkpoints scored by the suite, and registered: once a gate can compare all their scores."""
+        """Hand checkpoints to the follower, once the run's own scores, which a gate may compare, are complete."""
         if self.follower is not None:
             self.follower.submit()
 
     def _check_may_continue(self, state: TrainState, progress: Progress, is_end: bool) -> None:
-        """Check that a run may go on after a failed save.
+        """Check that a run may continue after a failed save.
 
         Raises:
-            UserError: it ends here, is to stop, or would lose all its work.
+            UserError: the run ends here, stops at failed saves, or would lose all its work.
         """
         failed = f"the checkpoint of step {state.step:,} was not saved (see the warning above)"
         if is_end:
@@ -286,7 +286,7 @@ class Checkpoints:
         return replace(progress, save_is_deferred=True)
 
     def _last_good(self, progress: Progress) -> str:
-        """State as a clause which checkpoint the same command resumes from."""
+        """Return a clause that names the checkpoint from which the same command resumes."""
         if progress.saved_step is None:
             return "no checkpoint exists yet"
         return f"the last good checkpoint is {step_folder(self.output_dir, progress.saved_step)}"

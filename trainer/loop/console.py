@@ -12,7 +12,7 @@ from data_prep.base.terminal import counted, duration
 from trainer.validation.loss import perplexity
 
 NOTABLE_WAIT = 0.1
-"""Share of the time spent on data loading from which on a line shows it."""
+"""A line shows data loading if it takes at least this share of the time."""
 SHOWN_HOSTS = 4
 SHOWN_GROUPS = 8
 """Maximum number of sources, or lengths, in a line; MLflow has all."""

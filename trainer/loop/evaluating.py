@@ -1,8 +1,8 @@
 """Evaluations between two steps: the valid split, minimal pairs, and the mean of the newest checkpoints.
 
-They follow the checkpoint of their step, so that neither a stop nor a crash costs the steps before them. A stop ends
-them at the next micro-batch, and what is incomplete is dropped: `evaluation.json` in the checkpoint says that scores
-are pending (`trainer/checkpoint/late_scores.py`), and the next start computes them before its first step. No random
+Evaluations follow the checkpoint of their step, so that neither a stop nor a crash loses the steps before them. A stop
+ends them at the next micro-batch, and incomplete scores are dropped: `evaluation.json` in the checkpoint marks them as
+pending (`trainer/checkpoint/late_scores.py`), and the next start computes them before its first step. No random
 number is drawn, and the run continues with its own weights, bit by bit.
 """
 
@@ -28,14 +28,14 @@ from trainer.loop.run import Run
 from trainer.validation.loss import evaluate
 
 ANNOUNCED_SECONDS = 10.0
-"""An evaluation that takes longer is announced by a log line."""
+"""A log line announces an evaluation that takes longer."""
 AVERAGE_PREFIX = "average/"
 
 
 def evaluate_if_due(run: Run, state: TrainState, progress: Progress) -> tuple[Progress, bool]:
-    """Evaluate the last step as far as that is due, and attach the scores to its checkpoint, if it has one.
+    """Run the evaluations of the last step that are due, and attach the scores to its checkpoint, if it has one.
 
-    Returns also whether a stop that any rank was asked for cut it short; a collective.
+    Returns also whether a stop request of any rank cut them short; a collective.
     """
     # At ZeRO 3 a forward needs all ranks, and a rank that waits for a store cannot take part.
     most_calls = 1 if run.config.zero.stage == 3 and reads_a_store(run) else MOST_CALLS
@@ -94,14 +94,14 @@ def validation_metrics(run: Run, state: TrainState, poll: StopPoll) -> dict[str,
 
 
 def _share_damaged_shards(run: Run) -> None:
-    """Have all ranks know which valid shards were skipped, which are no part of what was measured; a collective."""
+    """Share with all ranks which valid shards were skipped, so that the scores exclude them; a collective."""
     for damaged in gather_objects([each.damaged for each in run.data.shard_sets], run.ranks):
         for shard_set, names in zip(run.data.shard_sets, damaged, strict=True):
             shard_set.note_damaged(name for name in names if name.startswith("valid-"))
 
 
 def long_evaluation(run: Run, state: TrainState) -> str | None:
-    """Announce an evaluation that takes long enough to look like a hang; None for a short one.
+    """Return the line that announces an evaluation long enough to look like a hang; None for a short one.
 
     The time is estimated from the training speed, without minimal pairs: a forward pass is a third of a step.
     """
@@ -119,9 +119,9 @@ def long_evaluation(run: Run, state: TrainState) -> str | None:
 def _until_stop(
     batches: Iterable[EvaluationBatch], run: Run, state: TrainState, poll: StopPoll
 ) -> Iterator[EvaluationBatch]:
-    """Yield the batches until a stop; the watchdog sees the progress of the evaluation, however long it takes.
+    """Yield the batches until a stop, and mark each one for the watchdog, however long the evaluation takes.
 
-    A rank that waits for a store when it is asked to stop takes part in what the others agree on, without batches.
+    A rank that receives a stop request while it waits for a store joins the agreement of the others without a batch.
     """
     remote, iterator = reads_a_store(run), iter(batches)
     for number in itertools.count():
@@ -149,8 +149,8 @@ def reads_a_store(run: Run) -> bool:
 def log_average(run: Run, state: TrainState, progress: Progress, poll: StopPoll) -> tuple[Progress, dict[str, float]]:
     """Evaluate the mean of the newest checkpoints' weights (`checkpoint.average_last`) and report it.
 
-    It takes the newest checkpoints that are complete now. Nothing is evaluated until there are enough of them, nor
-    twice where no checkpoint was saved since; nothing is reported once `poll.is_agreed`.
+    The mean is over the newest checkpoints that are complete now. Nothing is evaluated while there are too few, or if
+    no checkpoint was saved since the last mean; nothing is reported once `poll.is_agreed`.
     """
     number = run.config.checkpoint.average_last
     if number is None:

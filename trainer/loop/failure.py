@@ -1,4 +1,4 @@
-"""What is recorded of a run that fails: in one function, whatever fails."""
+"""The record of a run that fails: one function writes it, whatever fails."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Failure:
     | rank 0 is killed or lost                            | failed, by rank 1 where it ends the run | resumable | - |
     | all ranks are killed                                | running, without heartbeats             | resumable | - |
 
-    Ranks other than these two record nothing on disk but their log files. A run that MLflow shows as running is resumed
-    there by the next start, as any other.
+    Other ranks record nothing on disk but their log files. The next start also resumes a run that MLflow shows as
+    running.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Failure:
         """Record the failure; without an `error` the process ends at once, and nothing waits for MLflow.
 
         Raises:
-            OSError: the disk does not take it.
+            OSError: the disk cannot be written.
         """
         try:
             if self.status is not None:

@@ -13,7 +13,7 @@ from trainer.checkpoint.format import TrainState
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import GlobalBatch, Loader, Position
-from trainer.data.pair_counts import KeptPairCounts
+from trainer.data.pair_counts import PAIR_COUNTS, KeptPairCounts
 from trainer.data.pair_rows import PairCounts
 from trainer.data.sample_range import SampleRange
 from trainer.data.shard_set import ShardSet
@@ -21,14 +21,14 @@ from trainer.data.workers import ReadingStopped, explain_lost_workers
 from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
-from trainer.loop.pair_counting import PAIR_COUNTS, PairCounting
+from trainer.loop.pair_counting import PairCounting
 from trainer.loop.run import Run
 
 
 def first_position(config: RunConfig, number: int, position: Position) -> Position:
     """Return where stage `number` begins, after an earlier stage ended at `position`.
 
-    A stage with the same samples continues with those not read yet; any other begins a new epoch.
+    A stage with the same samples continues with the unread ones; any other stage begins a new epoch.
     """
     ended = config.stages[position.stage] if position.stage < len(config.stages) else None
     if ended is not None and config.stages[number].continues(ended):
@@ -64,9 +64,9 @@ def count_first_epoch(
     watchdog: Watchdog,
     stop_signal: StopSignal,
 ) -> KeptPairCounts:
-    """Count the sentence pairs of the epoch from which `GlobalBatches` reads on, on all ranks together.
+    """Count the sentence pairs of the epoch in which `GlobalBatches` starts, on all ranks together.
 
-    A stop ends it; `GlobalBatches`, which needs these counts, then ends the run before its first step.
+    A stop ends the count; `GlobalBatches`, which needs it, then ends the run before its first step.
 
     Raises:
         UserError: a shard cannot be planned.
@@ -91,7 +91,7 @@ class FetchedBatch:
 
     batch: GlobalBatch
     epoch: float
-    """The epoch with its fraction after this batch; for a mixture, whose components have their own, an integer."""
+    """The epoch with its fraction after this batch; an integer for a mixture, of which each component has epochs."""
     notes: tuple[str, ...]
     """Lines of the log before its step: a new stage, a new epoch."""
 
@@ -99,7 +99,7 @@ class FetchedBatch:
 class GlobalBatches:
     """Iterates over the global batches from a state to the end of the run; each stage has its own loader.
 
-    What ranks do together to read a batch follows from its position alone: all ranks read the same number ahead.
+    The collectives of reading a batch follow from its position alone, because all ranks read the same number ahead.
     """
 
     def __init__(self, run: Run, state: TrainState) -> None:
@@ -151,7 +151,7 @@ class GlobalBatches:
 
 
 def describe_epoch(first: GlobalBatch, counts: PairCounts | None) -> Iterator[str]:
-    """Yield the lines of the log about an epoch, of which this is the first batch that is read."""
+    """Yield the log lines about an epoch at the first batch that is read from it."""
     epoch = first.samples.epoch
     if counts is not None:
         yield f"epoch {epoch}: {counts}"

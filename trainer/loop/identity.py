@@ -3,9 +3,9 @@
 All ranks compare these facts before the first step (`trainer/distributed/agreement.py`). Weights of `init_from` are not
 among them: rank 0 reads them and broadcasts them.
 
-Checkpoints keep the digests of the source, so that a start can say what changed since. Modules are imported once, so
-that a file edited later does not run before the next start. So the digests of this project are those of the first look
-of a process, and those of the user's modules are taken when they are imported.
+Checkpoints keep the digests of the source, so that a start can report what changed since. A file that is edited after
+its import does not run before the next start. So a process computes the digests of this project once, at first use, and
+those of the user's modules when they are imported.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ LIBRARIES = ("torch", "deepspeed", "numpy")
 """Libraries that must have one version on all ranks."""
 
 NUMERICS = ("trainer/data/", "trainer/model/", "trainer/objectives/", "trainer/engine/", "trainer/loop/")
-"""Where the project's files lie on which the numbers of a run depend."""
+"""Folders of the project's files on which the numbers of a run depend."""
 
 _MAX_DISPLAY = 80
 _MAX_NAMES = 20
@@ -155,8 +155,8 @@ def source_digests() -> Iterator[tuple[str, str]]:
 def own_modules(task_modules: Sequence[str] = ()) -> dict[str, Path]:
     """Return the files of the user's own modules that this process imported, by name, and of modules that it did not.
 
-    `task_modules` have the tasks of a suite, which a process of its own imports. What is installed, Python's own
-    library and this project are none of them.
+    `task_modules` are the modules with the tasks of a suite, which another process imports. Installed packages,
+    Python's own library and this project are left out.
     """
     files = {name: path for name, module in list(sys.modules.items()) if (path := _file_of(name, module)) is not None}
     for module in task_modules:
@@ -191,8 +191,8 @@ class SourceChanges:
 def source_changes(before: Mapping[str, str], now: Mapping[str, str]) -> SourceChanges:
     """Compare the digests of a checkpoint with those of this process; nothing where an old checkpoint has none.
 
-    A file of the project that is new or gone is a change. A module of the user's that one of them did not import is
-    none: it may be imported later.
+    A file of the project that is new or gone is a change. A user's module that only one of the two processes imported
+    is none: it may be imported later.
     """
     if not before:
         return SourceChanges()
@@ -223,7 +223,7 @@ def _project_folders() -> Iterator[tuple[str, Path]]:
 
 
 def _file_of(name: str, module: ModuleType | None) -> Path | None:
-    """The file of an imported module of the user's; None of another one."""
+    """Return the file of an imported module of the user's; None for any other module."""
     spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
     if not isinstance(file, str) or (name != "__main__" and (spec is None or spec.origin != file)):
         return None  # made at run time, such as the code of torch.compile
@@ -231,7 +231,7 @@ def _file_of(name: str, module: ModuleType | None) -> Path | None:
 
 
 def _file_of_spec(name: str) -> Path | None:
-    """The file of a module that was not imported, searched for as tasks of a suite are: last in this directory."""
+    """Return the file of a module that was not imported; as for tasks of a suite, this directory is searched last."""
     path: list[str] | None = [*sys.path, os.getcwd()]
     spec = None
     for number in range(1, name.count(".") + 2):
@@ -254,6 +254,6 @@ def _own(file: str) -> Path | None:
 
 @functools.cache
 def _folders_of_others() -> tuple[str, ...]:
-    """Python's own library and this project; a process imports thousands of modules from them."""
+    """Return the folders of Python's own library and this project; a process imports thousands of modules from them."""
     library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     return tuple(f"{folder}{os.sep}" for folder in (*library, *(folder for _, folder in _project_folders())))

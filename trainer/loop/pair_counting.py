@@ -1,8 +1,8 @@
 """Counting of the sentence pairs of an epoch before it is read: each rank plans a share of the shards.
 
 The number of rows of every shard must be known before the first batch of an epoch. All ranks count the epoch in which
-a run starts together, and in the background the next one while this one is read. What all ranks do together follows
-from the position in the samples alone. Whoever needs counts that are not known yet, such as a worker that reads ahead
+a run starts together, and in the background the next one while this one is read. The collectives follow from
+the position in the samples alone. A process that needs counts that are not known yet, such as a worker that reads ahead
 in a very short epoch, plans all shards itself, with the same result.
 """
 
@@ -33,18 +33,15 @@ from trainer.distributed.stop_signal import StopSignal
 
 LOG = logger(__name__)
 
-PAIR_COUNTS = "pair_counts"
-"""Directory in the output directory."""
-
 _TOKENS_IN_PLACE = 50_000_000
-"""A share of so many tokens is counted in under a second, which is not worth a process."""
+"""A share of at most this many tokens is counted in under a second, which is not worth a process."""
 _SLOWEST_TOKENS_PER_SECOND = 2_000_000
 """A core of 2025 plans 75 million tokens per second."""
 _SHORTEST_EPOCH = 64
-"""Global batches of an epoch for which it pays to count the next one together."""
+"""The ranks count the next epoch together if the present one has at least this many global batches."""
 
 Counted = tuple[int, Any]
-"""Number of a shard, and its counts or the `UserError` that it caused."""
+"""Number of a shard, and the counts of the shard or the `UserError` of planning it."""
 
 
 class PairCounting:
@@ -60,7 +57,7 @@ class PairCounting:
         mark: Callable[[str, int], object],
         stop_signal: StopSignal,
     ) -> None:
-        """`mark` records what this rank does and for how many seconds it may (`Watchdog.mark`)."""
+        """`mark` records the operation of this rank and its time limit in seconds (`Watchdog.mark`)."""
         self._stop_signal = stop_signal
         self._samples = training_samples(shard_sets, stage, config.training.seed, pair_counts)
         self._has_pairs = stage.data.sentence_pairs != "none"
@@ -80,7 +77,7 @@ class PairCounting:
 
         Raises:
             UserError: a rank cannot plan a shard of its share; on all ranks.
-            ReadingStopped: a rank was asked to stop before all was counted; on all ranks.
+            ReadingStopped: a rank received a stop request before all was counted; on all ranks.
         """
         samples, reading = self._samples, dict[int, ReadEpoch]()
         for read in samples.epochs_until(position.epoch, position.next_sample) if self._has_pairs else ():
@@ -93,7 +90,7 @@ class PairCounting:
         }
 
     def advance(self, position: Position, num_steps: int) -> None:
-        """Begin to count the next epochs, and end it when half of the rest of the present ones is read.
+        """Begin to count the next epochs; collect the counts when half of the rest of the present epochs is read.
 
         Args:
             position: what all ranks read next.
@@ -122,7 +119,7 @@ class PairCounting:
         return self._samples.num_rows_of(component, _SHORTEST_EPOCH * self._global_rows)
 
     def _find(self, read: ReadEpoch) -> bool:
-        """Whether rank 0 knows the counts, which all ranks know then."""
+        """Return whether rank 0 knows the counts; then all ranks get them."""
         planner = self._samples.planner(read)
         counts = broadcast_object(self._pair_counts.find(planner) if self._ranks.is_first else None, self._ranks)
         if counts is not None:
@@ -151,7 +148,7 @@ class PairCounting:
         self._counted.add(read)
 
     def _sum(self, planner: PairPlanner, share: Iterator[Counted]) -> np.ndarray | None:
-        """Return the counts of all ranks; None, on all of them, once one was asked to stop."""
+        """Return the counts of all ranks; None on all ranks after a stop request of any rank."""
         own = np.zeros((len(planner.shards), NUM_COUNTS), np.int64)
         problem: UserError | None = None
         poll, has_left, is_stopped = StopPoll(self._stop_signal, self._ranks), True, False
@@ -176,7 +173,7 @@ class PairCounting:
         return sum(shard.record.tokens for shard in planner.shards) // self._ranks.world_size
 
     def _begin(self, planner: PairPlanner, num_workers: int) -> Iterable[Counted]:
-        """Begin to plan this rank's share, in so many processes; with 0 it is planned where the result is used."""
+        """Begin to plan this rank's share in worker processes; without them it is planned when the result is used."""
         share = range(self._ranks.rank, len(planner.shards), self._ranks.world_size)
         prefetch = -(-len(share) // max(num_workers, 1)) or 1
         return start_reading(_ShardCounts(planner), share, num_workers, prefetch, begin=_begin_worker)

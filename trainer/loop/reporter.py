@@ -122,8 +122,8 @@ class Recorder:
 class Reporter:
     """Reports a run. All ranks make the same calls; most of what they say comes from rank 0.
 
-    During a run nothing else writes its status. What was reported last stays here, since no number of training depends
-    on it; everything else that changes is returned.
+    During a run nothing else writes the run's status. The last reported values stay here, since no number of training
+    depends on them; everything else that changes is returned.
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class Reporter:
         Args:
             objectives: of the run, by name.
             step: number of steps completed before this process's first.
-            facts_of: how an evaluation in a stage measures.
-            status: on rank 0.
-            mark: takes what comes next (`trainer/distributed/watchdog.py`).
+            facts_of: returns how an evaluation in a stage measures.
+            status: None on all ranks but 0.
+            mark: records the next operation for the watchdog (`trainer/distributed/watchdog.py`).
         """
         self._config, self._engine, self._ranks = config, engine, engine.ranks
         self._output_dir = Path(config.output_dir)
@@ -187,9 +187,9 @@ class Reporter:
         self._on_disk(lambda: append_history(self._output_dir, event, values))
 
     def start(self, state: TrainState, launched_at: float) -> None:
-        """Record the start in history and status, with the last status of the start before: a crash is visible then.
+        """Record the start in history and status; the last status of the previous start shows whether it crashed.
 
-        `launched_at` is when this process began to set up the run, in seconds since 1970: that time is paid for too.
+        `launched_at` is when this process began to set up the run, in seconds since 1970: set-up counts as rank-hours.
         """
         last = read_status(self._output_dir)
         self.note(
@@ -220,7 +220,7 @@ class Reporter:
 
         Args:
             epoch: the epoch with its fraction.
-            late_scores: logs the scores of checkpoints that came since the last call, and returns them.
+            late_scores: logs the scores of checkpoints that arrived since the last call, and returns them.
 
         Raises:
             UserError: a metric of the user's own failed on a rank; on all ranks.
@@ -279,7 +279,7 @@ class Reporter:
             LOG.info(f"{speaker}stopped by {cause}; {checkpoint}; rerun the same command to resume")
 
     def log_peak_memory(self) -> None:
-        """Log how much memory the ranks took at most; a collective."""
+        """Log the peak memory of the ranks; a collective."""
         peaks = [peak / (1 << 30) for peak in peak_memory_of_ranks(self._ranks)]
         kind, least, most = "GPU" if self._ranks.device.type == "cuda" else "resident set", min(peaks), max(peaks)
         most_on = f"{least:.2f} to {most:.2f} GiB, most on rank {peaks.index(most)}"
@@ -292,7 +292,7 @@ class Reporter:
             self._on_disk(lambda: status.end(ended, self._cause, self.recorder.last_step))
 
     def close(self, ended: State) -> None:
-        """End the run in MLflow, and remove the bar."""
+        """End the run in MLflow, and remove the progress bar."""
         self._bar.close()
         self.tracker.log_picture()
         self.tracker.close(_MLFLOW[ended])
@@ -300,7 +300,7 @@ class Reporter:
             self.info(f"metrics: {self.tracker.view_hint}")
 
     def _custom_metrics(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return what the user's functions measure (`logging.metrics`); a collective if there are any.
+        """Return the metrics of the user's functions (`logging.metrics`); a collective if there are any.
 
         Raises:
             UserError: one failed on a rank; on all ranks.
@@ -359,7 +359,7 @@ def warn_of_disk(output_dir: Path, error: OSError) -> None:
 
 
 def steps_between_lines(config: RunConfig, seconds_per_step: float | None) -> int:
-    """Return after how many steps the next log line comes, as far as that is known."""
+    """Return the steps between log lines: estimated where they follow a clock."""
     seconds = config.logging.every_seconds
     if seconds is None or not seconds_per_step:
         return config.logging.every_steps

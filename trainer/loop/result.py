@@ -1,4 +1,4 @@
-"""The result of a run; that of one that is finished already, from its files, before torch is imported."""
+"""The result of a run; for a finished run it is read from files, before torch is imported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunResult:
     view_hint: str
     """Command and URL that show the run in MLflow."""
     all_registered: bool = True
-    """Whether everything that was to be registered was, and suites scored every checkpoint that they were to score."""
+    """Whether every due registration and every due suite is done."""
 
     @property
     def exit_status(self) -> int:
@@ -47,8 +47,8 @@ class RunResult:
 def find_finished_run(config: RunConfig) -> RunResult | None:
     """Return the result of the finished run of `config.output_dir`; None if anything may be left to do.
 
-    Something is left where settings changed, a suite is to evaluate a checkpoint, the model is to be registered,
-    checkpoints are uploaded, or metrics are unsent; and where ranks of several hosts would have to agree.
+    Something is left where settings changed, a suite or a registration is due, checkpoints are uploaded, or metrics are
+    unsent; and where ranks of several hosts would have to agree.
     """
     registers = config.registry.name is not None and config.checkpoint.follow
     is_one_host = world_size() in (1, local_world_size())
@@ -56,10 +56,12 @@ def find_finished_run(config: RunConfig) -> RunResult | None:
         return None
     output_dir = Path(config.output_dir)
     try:
-        config = with_epochs_counted(config)
         status = read_status(output_dir)
         steps, _ = list_steps(output_dir)
-        if status is None or status.state != "finished" or not steps or steps[0] < config.max_steps:
+        if status is None or status.state != "finished" or not steps:
+            return None
+        config = with_epochs_counted(config)  # which takes long for sentence pairs that nobody counted
+        if steps[0] < config.max_steps:
             return None
         checkpoint = step_folder(output_dir, steps[0])
         scores = config.evaluation.suite is not None and config.checkpoint.follow
@@ -84,6 +86,6 @@ def find_finished_run(config: RunConfig) -> RunResult | None:
 
 
 def _is_scored(output_dir: Path, steps: list[int]) -> bool:
-    """Whether the suite gave the scores of the last checkpoint, and none is left to evaluate."""
+    """Return whether the suite scored the last checkpoint, and no other checkpoint is left to score."""
     scores = [read_late_scores(step_folder(output_dir, step)) for step in steps]
     return scores[0] is not None and all(each is None or each.state == "done" for each in scores)

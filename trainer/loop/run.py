@@ -1,4 +1,4 @@
-"""A run: what it is given, and its parts, which are frozen after set-up; `TrainState` and `Progress` change.
+"""A run: its extensions, and its parts, which are frozen after set-up; `TrainState` and `Progress` change.
 
 Trained models, suites of evaluations and the registry come from packages that training does not import:
 `trainer/api.py` hands them to the run. Suites and the registry work on checkpoints beside training, on rank 0.
@@ -31,7 +31,7 @@ from trainer.validation.minimal_pairs import MinimalPairs
 
 
 class Extensions(Outside, Protocol):
-    """What a run is given."""
+    """What a run uses of packages that training does not import."""
 
     def pull_model(self, source: str, tracking_uri: str | None) -> Path:
         """Return the checked local folder of a model: a directory, an address in a registry, or a name on the Hub.

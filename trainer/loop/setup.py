@@ -65,7 +65,7 @@ from trainer.validation.minimal_pairs import minimal_pairs_of
 LOG = logger(__name__)
 
 LARGE_ON_CPU = 100_000_000
-"""Parameters above which a run on the CPU, for which nobody asked, is warned of."""
+"""A run on the CPU that the user did not request gets a warning if the model has more parameters."""
 
 
 def set_up(
@@ -80,7 +80,7 @@ def set_up(
     branch: Branch | None = None,
     verbose: bool = False,
 ) -> tuple[Run, TrainState, Progress]:
-    """Find where the run starts, build its model and engine there, and open what it reports to."""
+    """Find where the run starts, build its model and engine there, and open its reporter."""
     config, of_compilation = with_compilation_decided(config, ranks)
     start = find_start(config, ranks, branch)
     config, of_precision = with_precision_decided(config, ranks, start.precision)
@@ -142,7 +142,7 @@ def set_up(
 
 
 def log_device(config: RunConfig, extensions: Extensions, ranks: Ranks, *decisions: str | None) -> None:
-    """Log what the run trains on as its first line, then warnings: of decisions, and those of `clozeworks doctor`."""
+    """Log the devices of the run as its first line, then warnings: of decisions, and those of `clozeworks doctor`."""
     hosts, devices = zip(*gather_objects((socket.gethostname(), device_name(ranks.device)), ranks), strict=True)
     if not ranks.is_first:
         return
@@ -261,8 +261,8 @@ def log_sources(
 ) -> None:
     """Warn of source files that differ from the checkpoint's, and keep the source of each MLflow run as an artifact.
 
-    Call it on rank 0. `sources` are the digests of what runs.
-    A start with another source has an artifact of its own. `verbose` lists changed files on which no number depends.
+    Call it on rank 0. `sources` are the digests of the running source. Each start with another source logs its own
+    artifact. `verbose` also lists changed files on which no number depends.
     """
     before = start.checkpoint.saved.sources if start.checkpoint is not None else {}
     changes, artifact = source_changes(before, sources), f"source/step-{start.step:08d}.diff"
@@ -291,7 +291,7 @@ def seen_data(shard_sets: list[ShardSet], earlier: tuple[str, ...], ranks: Ranks
 
 
 def keep_tokenizer(config: RunConfig, shard_set: ShardSet) -> None:
-    """Copy the tokenizer into the output directory unless it is there, so that the directory can be exported alone.
+    """Copy the tokenizer into the output directory unless it is there: the directory alone can then be exported.
 
     Raises:
         UserError: the tokenizer is damaged, or the output directory cannot be written.

@@ -22,11 +22,11 @@ class Start:
     """Where a run starts, the same on all ranks."""
 
     checkpoint: Checkpoint | None = None
-    """Gives weights, optimizer state and data position; None for a new run."""
+    """The source of weights, optimizer state and data position; None for a new run."""
     branch: Branch | None = None
     """The branch that begins at the checkpoint; None if there is none, or it began earlier."""
     scores: LateScores | None = None
-    """Those of the checkpoint's own evaluation that followed its save."""
+    """Scores of the evaluation that followed the save of the checkpoint."""
 
     @property
     def step(self) -> int:
@@ -63,10 +63,10 @@ class Start:
 
 
 def find_start(config: RunConfig, ranks: Ranks, branch: Branch | None) -> Start:
-    """Return where the run starts; a collective. A checkpoint of its own has precedence over another run's.
+    """Return where the run starts; a collective. The run's own checkpoint has precedence over another run's.
 
     Raises:
-        UserError: there is no checkpoint of the branch's step, or none that is whole.
+        UserError: there is no checkpoint of the branch's step, or no undamaged one.
     """
     start, scores = _find_checkpoint(config, ranks, branch), None
     if start.checkpoint is not None and ranks.is_first:
@@ -88,7 +88,7 @@ def _find_checkpoint(config: RunConfig, ranks: Ranks, branch: Branch | None) -> 
 
 
 def check_start(start: Start, config: RunConfig, data: DataIdentity, ranks: Ranks, allow_change: bool) -> list[str]:
-    """Return what changed since the run's own checkpoint and is harmless or allowed.
+    """Return the changes since the run's own checkpoint that are harmless or allowed, as lines.
 
     Raises:
         UserError: the run cannot start from the checkpoint.
@@ -106,7 +106,7 @@ def check_start(start: Start, config: RunConfig, data: DataIdentity, ranks: Rank
 def first_state(start: Start, config: RunConfig, data: DataIdentity, data_lineage: tuple[str, ...]) -> TrainState:
     """Return the training state at the start; `data_lineage` are the digests of all data that the weights see.
 
-    A first checkpoint of a branch keeps the scores of the checkpoint that it repeats.
+    The first checkpoint of a branch keeps the scores of the checkpoint that it repeats.
 
     Raises:
         UsageError: a range of `--skip-samples` lies before the next sample.

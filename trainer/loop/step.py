@@ -25,27 +25,27 @@ from trainer.objectives.objective import StageObjectives, seed_micro_batch
 
 @dataclass(frozen=True)
 class StepRequests:
-    """What one rank asks of all of them after the step that runs; the wish of any counts for all."""
+    """What a rank requests of all ranks after the running step; one rank's request is enough."""
 
     stop: bool = False
     save: bool = False
     log: bool = False
     fail: bool = False
-    """Whether the run ends with the error with which a rank could not read the next global batch."""
+    """Whether the run ends because a rank could not read the next global batch."""
 
 
 @dataclass(frozen=True)
 class GlobalCounts:
-    """What one global batch holds over all ranks."""
+    """Counts of one global batch over all ranks."""
 
     predictions: Mapping[str, int]
-    """Of every objective of the run by name; 0 of those that the stage does not train."""
+    """Number of predictions by objective of the run; 0 for an objective that the stage does not train."""
     tokens: int
     unreadable_rows: int
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to be predicted, as where all its samples are skipped."""
+        """Whether the batch has no prediction, for example because all its samples are skipped."""
         return not any(self.predictions.values())
 
 
@@ -55,12 +55,12 @@ class StepResult:
 
     counts: GlobalCounts
     sums: torch.Tensor
-    """(len(columns),) float64 by `StageObjectives.columns`: this rank's alone."""
+    """(len(columns),) float64 by `StageObjectives.columns`, of this rank alone."""
     weights: Mapping[str, float]
-    """Of the objectives that the step trains, by name."""
+    """Weights of the objectives that the step trains, by name."""
     grad_norm: torch.Tensor | float
     applied: bool
-    """Whether the weights changed: not where the loss or the gradient is not finite, or the batch is empty."""
+    """Whether the weights changed; False if the loss or the gradient is not finite, or the batch is empty."""
 
     @property
     def is_nonfinite(self) -> bool:
@@ -69,7 +69,7 @@ class StepResult:
 
 
 class Steppable(Protocol):
-    """What a step needs of an engine; `trainer.engine.engine.Engine` says what each does."""
+    """What a step needs of an engine; `trainer.engine.engine.Engine` documents each method."""
 
     @property
     def was_step_applied(self) -> bool: ...
@@ -80,9 +80,9 @@ class Steppable(Protocol):
 
 
 class Counting:
-    """The sum over all ranks of what their parts of a global batch hold, and of their requests; it is begun here.
+    """The sum over all ranks of their counts of a global batch and of their requests; the constructor starts it.
 
-    Whoever asks for a result waits for it. Nothing goes to the device, so that its queue never runs dry.
+    Reading a result waits for the sum. It runs on the hosts, so the device's queue never runs empty.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class Counting:
 
     @property
     def counts(self) -> GlobalCounts:
-        """What the global batch holds."""
+        """The counts of the global batch."""
         sums, number = self._sums(), len(self._names)
         return GlobalCounts(dict(zip(self._names, sums, strict=False)), *sums[number : number + 2])
 
     @property
     def requests(self) -> StepRequests:
-        """What any rank asks for."""
+        """The requests of any rank."""
         return StepRequests(*(number > 0 for number in self._sums()[len(self._names) + 2 :]))
 
 
@@ -131,10 +131,10 @@ def take_step(
     """Forward and backward over this rank's micro-batches, then the update.
 
     Args:
-        counts: those of all ranks.
-        objectives: what the stage trains.
+        counts: over all ranks.
+        objectives: those of the stage.
         step: number of completed steps.
-        mark: takes what comes next (`trainer/distributed/watchdog.py`).
+        mark: records the next operation for the watchdog (`trainer/distributed/watchdog.py`).
     """
     engine.set_learning_rate(learning_rate)
     sums = torch.zeros(len(objectives.columns), dtype=torch.float64, device=ranks.device)
@@ -156,9 +156,9 @@ def take_step(
 
 
 def poisoned_unless_finite(loss: torch.Tensor) -> torch.Tensor:
-    """The loss itself; where it is not finite, one whose gradient is NaN.
+    """Return a finite loss unchanged, and replace one that is not finite by a loss whose gradient is NaN.
 
-    An infinite loss may have a finite gradient, and only a norm that is not finite has all ranks skip the step. It is
-    done on the device, so that no step waits for it.
+    An infinite loss may have a finite gradient, and ranks skip a step only if the norm is not finite. The comparison is
+    on the device, so that no step waits for it.
     """
     return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)

@@ -67,7 +67,7 @@ def train(
         branch: a checkpoint to branch from first (`trainer/loop/branch.py`).
         stop_signal: one that was installed earlier, and ends this process until the first step; else one is installed
             once the ranks have their group.
-        watched: gets what has to be closed if the process outlives an error of the run (`trainer/api.py`).
+        watched: collects resources to close if the process outlives an error of the run (`trainer/api.py`).
         verbose: list all source files that changed since the checkpoint.
 
     Raises:
@@ -78,10 +78,8 @@ def train(
     log_file = log_file_of(output_dir)
     if watched is not None:
         watched.callback(log_file.close)
-    opened = open_or_explain(config, extensions, allow_change)
     epochs = [each.setting for each in epochs_of(config.training).values()]
-    if not isinstance(opened, UserError):
-        config = with_epochs_counted(config, allow_change, opened)
+    config, opened = open_or_explain(config, extensions, allow_change)
     ranks, signal_of_rank, watchdog = join_group(config, stop_signal, watched)
     failure = Failure(output_dir, ranks, watchdog, signal_of_rank, log_file)
     with contextlib.ExitStack() as held:
@@ -132,16 +130,19 @@ def train(
 
 
 def log_file_of(output_dir: Path) -> LogFile:
-    """Return the log file of this rank, not yet open; that of a rank other than 0 begins with its first warning."""
+    """Return the log file of this rank, not yet open; on a rank other than 0 it begins with the first warning."""
     rank = environment.rank()
     who = f"rank {rank}, process {os.getpid()} on host {socket.gethostname()}"
     return LogFile(log_path(output_dir, rank), who, from_first_warning=rank != 0)
 
 
-def open_or_explain(config: RunConfig, extensions: Extensions, allow_change: bool) -> list[ShardSet] | UserError:
-    """Check the run as far as one rank can and open its data; of several ranks, return the error for all to compare.
+def open_or_explain(
+    config: RunConfig, extensions: Extensions, allow_change: bool
+) -> tuple[RunConfig, list[ShardSet] | UserError]:
+    """Check the run as far as one rank can, count its epochs and open its data.
 
-    If a rank ended here alone, the others would wait for it until `distributed.meeting_timeout_seconds`.
+    Of several ranks, return the error with the unchanged configuration, for all to compare. If a rank ended here alone,
+    the others would wait for it until `distributed.meeting_timeout_seconds`.
 
     Raises:
         UserError: this is the only rank, and a check failed.
@@ -152,11 +153,11 @@ def open_or_explain(config: RunConfig, extensions: Extensions, allow_change: boo
         storage.configure(config.storage_options)  # first: it makes its secrets known, which messages hide
         planned = replace(planned, config=with_epochs_counted(config, allow_change))
         refuse(planned)
-        return planned.shard_sets
+        return planned.config, planned.shard_sets
     except UserError as error:
         if world_size == 1:
             raise
-        return error
+        return config, error
 
 
 def join_group(
@@ -194,7 +195,7 @@ def take_output_dir(
 
 
 def finish(run: Run, ended: State) -> bool:
-    """Report the end and release all resources; returns whether everything that was to be registered was."""
+    """Report the end and release all resources; returns whether every due registration is done."""
     reporter, checkpoints = run.reporter, run.checkpoints
     reporter.log_peak_memory()
     if ended == "stopped":  # all is saved: whoever kills this process in what follows leaves a record of it

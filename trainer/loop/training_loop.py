@@ -1,10 +1,10 @@
 """The training loop: fetch, step, record, log if due, save if due, evaluate if due, stop if asked.
 
 Each step begins with the fetch of the next global batch, whose counts and requests are summed over ranks while the step
-runs: no step waits for the slowest network. A checkpoint holds the position after the batch that was trained on, never
-after the one that was fetched. What ranks ask for when a step begins is granted when it ends.
+runs: no step waits for the slowest network. A checkpoint has the position after the batch that was trained on, never
+after the one that was fetched. A request that ranks make when a step begins is granted when it ends.
 
-What changes is returned: the training state, which a checkpoint holds, and the progress of this process
+Functions return what changes: the training state, which is saved in checkpoints, and the progress of this process
 (`Progress` in `trainer/loop/checkpoints.py`). To understand a step, read this file, `trainer/loop/step.py`,
 `trainer/engine/engine.py` and `trainer/objectives/pretraining.py`.
 """
@@ -72,7 +72,7 @@ def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[Stat
 
 
 def complete_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[Progress, bool]:
-    """Evaluate what an earlier start saved and did not evaluate; as `evaluate_if_due`."""
+    """Evaluate a step that an earlier start saved and did not evaluate; arguments and result as `evaluate_if_due`."""
     if not progress.is_scored_later:
         return progress, False
     run.reporter.info(f"evaluating step {state.step:,}, which an earlier start saved and did not evaluate")
@@ -83,24 +83,24 @@ def complete_evaluation(run: Run, state: TrainState, progress: Progress) -> tupl
 
 
 def with_evaluation(config: RunConfig, progress: Progress, due: Due) -> Progress:
-    """Note what is to be evaluated after this step, which its checkpoint states."""
+    """Set which evaluations follow this step; its checkpoint lists them as pending."""
     average_is_due = due.evaluation and config.checkpoint.average_last is not None
     return replace(progress, evaluation_is_due=due.evaluation, average_is_due=average_is_due)
 
 
 @dataclass(frozen=True)
 class Upcoming:
-    """The next global batch and its counts, which are being summed."""
+    """The next global batch, and the running sum of its counts."""
 
     fetched: FetchedBatch | None
-    """None after the last one, and where reading failed or was stopped."""
+    """None after the last batch, and if reading failed or was stopped."""
     error: UserError | None
-    """Why this rank could not read it: raised when its turn comes, so that the step before it is not lost."""
+    """The error of reading the batch on this rank; it is raised after the step before, which is not lost then."""
     counting: Counting
 
 
 def fetch(run: Run, batches: GlobalBatches, state: TrainState, progress: Progress) -> Upcoming:
-    """Read the next global batch and begin to sum its counts and requests; the recorder's clock counts the time."""
+    """Read the next global batch and start the sum of its counts and requests; the recorder's clock counts the time."""
     run.watchdog.mark(f"step {state.step + 1}: fetching")
     fetched: FetchedBatch | None = None
     error: UserError | None = None
@@ -117,7 +117,7 @@ def fetch(run: Run, batches: GlobalBatches, state: TrainState, progress: Progres
 
 
 def read_by_all(run: Run, upcoming: Upcoming) -> FetchedBatch:
-    """Return the global batch whose turn it is, and log its news.
+    """Return the fetched global batch, and log its notes: a new stage, a new epoch.
 
     Raises:
         UserError: a rank could not read it; on all ranks.
@@ -149,7 +149,7 @@ def step(run: Run, fetched: FetchedBatch, counts: GlobalCounts, state: TrainStat
 
 
 def enter_stage(run: Run, stage: Stage) -> None:
-    """Set what differs between stages and is no argument of a step: RoPE bases, gradient clipping, weight decay."""
+    """Set the values of a stage that are no argument of a step: RoPE bases, gradient clipping, weight decay."""
     run.model.set_rope_bases(stage.model)
     run.engine.set_gradient_clipping(stage.gradient_clipping)
     run.engine.set_weight_decay(stage.weight_decay)
@@ -170,7 +170,7 @@ def what_is_due(
 ) -> Due:
     """Decide what follows a step: a saved or evaluated step is logged too, the last step is all three, a stop is saved.
 
-    A stop in an evaluated step leaves its evaluation to the next start, in the last step too.
+    A stop at a step that is due for evaluation leaves the evaluation to the next start, at the last step too.
 
     The last step of a stage is logged, because throughput is computed from the sequence length, which differs between
     stages; so is a step that ends the run because too many steps were non-finite.
@@ -193,7 +193,7 @@ def what_is_due(
 
 
 def requests_of(run: Run, progress: Progress) -> StepRequests:
-    """Return the requests of this rank: a stop after a signal, and on rank 0 what is due by its clock."""
+    """Return the requests of this rank: a stop after a signal; on rank 0 a save or log line due by the clock."""
     minutes, seconds = run.config.checkpoint.every_minutes, run.config.logging.every_seconds
     now, is_first = time.monotonic(), run.ranks.is_first
     return StepRequests(
@@ -206,7 +206,7 @@ def requests_of(run: Run, progress: Progress) -> StepRequests:
 def counted(run: Run, batch: GlobalBatch, result: StepResult, state: TrainState, progress: Progress) -> NonFiniteSteps:
     """Return the consecutive steps with a non-finite loss or gradient; the same on all ranks.
 
-    A step that only showed that fp16's loss scale was too large does not count.
+    A step does not count if only fp16's loss scale was too large.
     """
     nonfinite = progress.nonfinite
     if result.applied:

@@ -1,4 +1,4 @@
-"""What set-up tries before the first step: memory, compilation, and objectives of the user's; no weight changes."""
+"""Trials before the first step: memory, compilation, and the user's objectives; no weight changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainer.objectives.objective import Scores, StageObjectives
 from trainer.objectives.pretraining import Output, PretrainingModel
 
 COMPILATION_SECONDS = 3600
-"""How long all compilation of a set-up may take on a rank while the others wait; a cold cache takes minutes."""
+"""Time limit for all compilation of a set-up on a rank while the others wait; a cold cache takes minutes."""
 
 
 def warmup_step(
@@ -35,8 +35,8 @@ def warmup_step(
 ) -> None:
     """Take one step at the largest micro-batch that changes nothing, so that out-of-memory errors come first.
 
-    With compilation all graphs of the steps after `step` are compiled here, those of evaluation too: the timeouts of
-    steps need no allowance for a compiler.
+    With compilation, this step compiles all graphs of training and evaluation after `step`, so the timeouts of steps
+    need no allowance for a compiler.
     """
     ahead, is_compiled = stages_after(step, config), config.training.compile is True
     shapes = one_of_each_shape([_as_cut(stage, ranks.world_size) for stage in ahead])
@@ -64,7 +64,7 @@ def try_own_objectives(engine: Engine, config: RunConfig, shard_sets: list[Shard
     """Check on a micro-batch of each stage that objectives of the user's count what they score; a collective.
 
     Raises:
-        UserError: one fails, or its count differs from its scores, so that its mean would be wrong.
+        UserError: an objective fails, or its count differs from its scores, so that its mean would be wrong.
     """
     if not config.has_own_objectives:
         return
@@ -104,7 +104,7 @@ def one_of_each_shape(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def _as_cut(stage: Stage, world_size: int) -> Stage:
-    """Return the stage with the micro-batch size of training on that many ranks; evaluation uses the full size."""
+    """Return the stage with the micro-batch size of training on `world_size` ranks; evaluation uses the full size."""
     return replace(stage, micro_batch_tokens=batch_arithmetic(stage, world_size).micro_batch_tokens)
 
 

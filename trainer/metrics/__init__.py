@@ -1,1 +1,1 @@
-"""Throughput, health."""
+"""Speed, health, custom metrics."""

@@ -1,13 +1,14 @@
 """Metrics of the user's own: `logging.metrics: [module:function, ...]`.
 
-At each log line every rank calls each function with the step, the metrics of the line by name, and the model, which it
-may only read:
+At each log line every rank calls each function with the step, the metrics of the line by name, and the model
+(`PretrainingModel`), which the function may only read:
 
     def metrics(step, metrics, model):
         bias = model.mlm_head.bias
         return {"head/bias_norm": float(bias.norm()), "head/perplexity": math.exp(metrics["train/mlm_loss"])}
 
-The values of rank 0 are reported. A function may use collectives, since all ranks call it at the same steps. At ZeRO 3
+The values of rank 0 are reported. A function gets no batch: a value of the predictions of a batch belongs to an
+objective (`Objective.values`). A function may use collectives, since all ranks call it at the same steps. At ZeRO 3
 the weights of the model are divided over ranks, and a function gathers what it reads
 (`deepspeed.zero.GatheredParameters`). The random state and the mode of the model are as before afterwards, so losses do
 not depend on a metric.

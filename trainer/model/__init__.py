@@ -1,1 +1,1 @@
-"""Encoder, heads and loss; sizes."""
+"""Encoder, attention; sizes."""

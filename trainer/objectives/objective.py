@@ -1,4 +1,4 @@
-"""What an objective is: a head on the encoder, the loss of a micro-batch, and what is measured of it.
+"""The interface of an objective: a head on the encoder, the loss of a micro-batch, and its metrics.
 
 An objective of a user's own is a class in a file of theirs, which `objectives` names as `module:Class`. The class
 subclasses `Objective`, builds its head in `__init__`, and has two methods: `num_predictions` and `scores`.
@@ -42,20 +42,20 @@ class EncodedBatch:
 
     @cached_property
     def hidden_states(self) -> torch.Tensor:
-        """The hidden states of the last layer, (T, hidden_size); the encoder runs only if an objective reads them."""
+        """(T, hidden_size) of the last layer; the encoder runs only if an objective reads them."""
         hidden_states: torch.Tensor = self.encoder(self.batch)
         return hidden_states
 
 
 class Scores(NamedTuple):
-    """The N predictions for a micro-batch, one by one; entries that are not `used` have no meaning."""
+    """The N single predictions of a micro-batch; entries that are not `used` have no meaning."""
 
     positions: torch.Tensor
-    """(N,) int64: index into (T,) of the token that a prediction is about; results by source and length use it."""
+    """(N,) int64: index into (T,) of the token of each prediction, by which `valid/*` groups by source and length."""
     used: torch.Tensor
     """(N,) bool: which entries are predictions."""
     values: Sums
-    """(N,) each: `loss` in nats, and whatever else `Objective.values` names."""
+    """(N,) each: `loss`, and the others of `Objective.values`."""
 
 
 class Objective(nn.Module):
@@ -67,29 +67,26 @@ class Objective(nn.Module):
     """
 
     metric: ClassVar[str] = ""
-    """Name within names of metrics: lower case, and not beginning with a word of other metrics (`build.py`)."""
+    """The name within names of metrics: lower case, without the first words of other metrics (`build.py`)."""
     values: ClassVar[tuple[str, ...]] = ("loss",)
-    """Names of the values that `scores` returns for each prediction; `loss` comes first."""
+    """Names of the values that `scores` returns for each prediction; `loss` comes first, the others may be any."""
     training_values: ClassVar[tuple[str, ...] | None] = None
-    """Values that training reports too; None for all."""
+    """The values that training reports too; None for all."""
     name = ""
-    """Name in the settings; set when the objective is built."""
+    """The name in settings, set when the objective is built."""
     label = ""
-    """Name in log lines; empty for `metric`."""
+    """The name in log lines; empty for `metric`."""
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
         self.config = config
 
     def num_predictions(self, batch: Batch) -> int:
-        """Return how many predictions of a micro-batch `scores` uses: the loss is divided by this number.
-
-        The micro-batch is in host memory.
-        """
+        """Return how many predictions `scores` uses of a micro-batch in host memory; their sum divides the loss."""
         raise NotImplementedError
 
     def scores(self, encoded: EncodedBatch) -> Scores:
-        """Return the scores of the single predictions, on the device of the batch.
+        """Return the single predictions, on the batch's device.
 
         A head reads `encoded.hidden_states`, (T, hidden_size). `encoded.batch` has the tokens and their original ids
         (`Batch.masked_positions`, `Batch.labels`). Random numbers come from torch's global generator, which is seeded
@@ -98,17 +95,17 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def initialize(self) -> None:
-        """Set weights that begin with other values than those of the model; called after those were drawn.
+        """Set initial weights that differ from the model's initialization, which has run before this call.
 
         Torch's generator is seeded. Without this method matrices are drawn as those of the model, biases are 0 and
-        norms 1, whatever values `__init__` gave them.
+        norms 1, whatever `__init__` set.
         """
 
     def checked_sums(self, encoded: EncodedBatch) -> Sums:
         """Return `forward`, with all training values.
 
         Raises:
-            ValueError: a value is missing, or no sum.
+            ValueError: a value is missing or is not a sum.
         """
         sums: Sums = self(encoded)
         wanted = self.training_values or self.values
@@ -139,10 +136,10 @@ class Objective(nn.Module):
         }
 
     def compile_parts(self, backend: str) -> None:
-        """Compile the parts that gain from it, with static shapes (`PretrainingModel.compile_blocks`)."""
+        """Compile parts of the objective, with static shapes (`PretrainingModel.compile_blocks`)."""
 
     def warning(self, step: int, means: Mapping[str, float], settings: HealthSettings) -> str | None:
-        """Return what is wrong with the mean of each of `training_values` over the last steps; None for nothing."""
+        """Return a warning if a mean of `training_values` over the last steps is implausible, else None."""
         return None
 
 
@@ -151,7 +148,7 @@ def explained(name: str) -> Iterator[None]:
     """Turn an exception in an objective of the user's into an error that names its file and line.
 
     Raises:
-        UserError: see above. An error for lack of memory passes as it is: the run explains it.
+        UserError: see above. An out-of-memory error passes unchanged: the run explains it.
     """
     try:
         yield
@@ -174,7 +171,7 @@ class StageObjectives:
 
     @cached_property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """The sums of a step, as (name of an objective, name of one of its values); the same in all stages of a run."""
+        """The sums of a step: name of an objective and of one of its values; the same in all stages of a run."""
         return tuple(
             (name, value)
             for name, objective in self.objectives.items()

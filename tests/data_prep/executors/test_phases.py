@@ -13,6 +13,7 @@ from data_prep.executors import phases
 from data_prep.executors.phases import PhaseRunner, add_up_results, unfinished
 from data_prep.executors.tally import Tally
 from data_prep.storage import storage
+from data_prep.storage.work_files import write_state
 from tests.support.error_codes import coded
 
 
@@ -78,4 +79,11 @@ def test_results_are_added_up_in_order_by_many_or_by_one(
     assert total.arrays["tokens"].tolist() == [[21], [42]]
     assert total.dropped(3) == (Counter(empty=2 + 4 + 6), Counter(empty=1 + 3 + 5), Counter())
     assert total.of("documents") == Counter(range(1, 7))
-    assert (at_once < 6) == (tmp_path / "sums-0000000.json").exists()
+    assert (at_once < 6) == (tmp_path / "sums-0000000.tally.json").exists()
+
+
+def test_sums_of_an_earlier_release_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phases, "FAN_IN", 1)
+    write_state(str(tmp_path / "sums-0000000.json"), {"counts": [[0, 7]], "dropped": []})
+    total = add_up_results(["1", "2"], lambda url: counted_by(int(url)), str(tmp_path), "sums", PhaseRunner(1, Lock()))
+    assert total.lists == {"numbers": [1, 2]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,15 @@ def test_a_score_that_is_text_is_bad_input(tmp_path: Path) -> None:
     assert len(list(kept)) == 1 and kept.reader.dropped == {"filter metadata: cannot be judged": 1}
 
 
-@pytest.mark.parametrize("entry", [{"name": "metadata", "keep": "scroe > 1"}, {"name": "url_blocklist", "urls": ["a"]}])
-def test_a_field_that_is_not_read_is_refused(tmp_path: Path, entry: dict[str, Any]) -> None:
-    with pytest.raises(UserError, check=coded("filter-field-not-read")):
+@pytest.mark.parametrize(
+    ("entry", "fix"),
+    [
+        ({"name": "metadata", "keep": "date > 1"}, "set documents.metadata_fields=[score, date], or"),
+        ({"name": "url_blocklist", "urls": ["a"]}, "set documents.url_field=url, or"),
+    ],
+)
+def test_a_field_that_is_not_read_is_refused(tmp_path: Path, entry: dict[str, Any], fix: str) -> None:
+    with pytest.raises(UserError, match=re.escape(fix), check=coded("filter-field-not-read")):
         read(tmp_path / "a.jsonl", [], metadata_fields=["score"], filters=[entry])
 
 

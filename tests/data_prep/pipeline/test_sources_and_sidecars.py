@@ -334,6 +334,24 @@ def test_other_filters_of_a_source_have_its_units_alone_read_again(tokenizer: To
         make(tokenizer, tmp_path / "out", sources(1), documents=documents)
 
 
+def test_a_stopped_run_continues_where_a_source_names_the_format_that_its_files_have(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    web = {"name": "web", "input": write(tmp_path, "web", texts(40, 1))}
+    with stopped_after(1, of="train-*"), pytest.raises(KeyboardInterrupt):
+        make(tokenizer, tmp_path / "out", [web])
+    with before_writing("map-*", lambda: None) as written:
+        make(tokenizer, tmp_path / "out", [{**web, "format": "jsonl"}])
+    assert not written, "its units are those of the same plan"
+
+
+def test_a_source_may_have_a_name_that_ends_like_a_setting(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    sources = [{"name": "my.filters", "input": write(tmp_path, "web", texts(40, 1))}]
+    assert make(tokenizer, tmp_path / "out", sources) == make(tokenizer, tmp_path / "out", sources)
+    with pytest.raises(UserError, match="source my.filters.language was null", check=coded("other-preparation")):
+        make(tokenizer, tmp_path / "out", [{**sources[0], "language": "fr"}])
+
+
 def test_a_unit_that_a_worker_of_an_earlier_run_still_wrote_is_noticed(tokenizer: Tokenizer, tmp_path: Path) -> None:
     web, output = {"name": "web", "input": write(tmp_path, "web", texts(40, 1))}, tmp_path / "out"
     documents = {"metadata_fields": ["score"]}
@@ -355,6 +373,20 @@ def test_other_filters_of_all_sources_are_another_preparation(tokenizer: Tokeniz
         make(tokenizer, tmp_path / "out", sources, documents=documents)
     with pytest.raises(UserError, check=coded("other-preparation")):
         make(tokenizer, tmp_path / "out", sources, documents={**documents, "filters": [by_score(2)]})
+
+
+def test_a_source_without_filters_differs_from_one_with_those_of_the_documents(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    web = {"name": "web", "input": write(tmp_path, "web", texts(40, 1))}
+    documents = {"metadata_fields": ["score"], "filters": [by_score(1)]}
+    for first, then, what in (
+        (web, {**web, "filters": []}, "was those of documents and is now empty"),
+        ({**web, "filters": []}, web, "was empty and is now those of documents"),
+    ):
+        make(tokenizer, tmp_path / "out", [first], documents=documents, fresh=True)
+        with pytest.raises(UserError, match=f"source web.filters {what}", check=coded("other-preparation")):
+            make(tokenizer, tmp_path / "out", [then], documents=documents)
 
 
 def test_an_addition_whose_source_passes_less_than_the_data_set_is_refused(

@@ -145,10 +145,16 @@ def test_a_folder_without_a_report_has_none_and_a_damaged_one_is_told(folder: Pa
 def test_a_vocabulary_that_is_far_too_large_for_its_text_gets_a_warning(folder: Path) -> None:
     report = read_report(folder)
     assert report is not None
-    report = report.model_copy(update={"sample_bytes": report.everything.bytes_per_token * 8_010})
+    sample_bytes = report.everything.bytes_per_token * 8_010
+    report = report.model_copy(update={"sample_bytes": sample_bytes, "corpus_bytes": sample_bytes})
     assert size_warning(report.model_copy(update={"vocab_size": 400})) is None
     warning = size_warning(report.model_copy(update={"vocab_size": 2_000}))
-    assert warning is not None and "4.0 times" in warning and "at most 400 tokens" in warning
+    assert warning is not None and "4.0 times" in warning
+    assert warning.endswith("Fix: give more text, or a vocabulary of at most 400 tokens")
+    part = {"vocab_size": 2_000, "sample_bytes": sample_bytes / 2, "corpus_bytes": 100 * sample_bytes}
+    warning = size_warning(report.model_copy(update=part))
+    assert warning is not None and "for this sample" in warning
+    assert warning.endswith("Fix: raise tokenizer.sample_bytes"), "200 tokens do not even hold all bytes"
 
 
 def test_the_warning_is_printed_where_the_tokenizer_is_trained(

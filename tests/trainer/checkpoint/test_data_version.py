@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,8 @@ from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, DataIdentity, Mar
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BranchSettings, ScheduleSettings
 from trainer.data.loader import Loader, Position
-from trainer.data.samples import training_samples
+from trainer.data.pair_counts import PAIR_COUNTS, KeptPairCounts, PairPlanner
+from trainer.data.samples import ReadEpoch, training_samples
 
 
 @pytest.fixture
@@ -180,6 +182,19 @@ def test_whole_epochs_end_where_the_loader_begins_the_next_one(
     assert epochs[-2] == 1 if pairs == "none" else 1 in epochs[-5:]
     assert counted.training.duration is not None and str(counted.training.duration) == f"{counted.max_steps} steps"
     assert stage.schedule.warmup.steps == round(0.1 * counted.max_steps)
+
+
+def test_sentence_pairs_that_an_earlier_start_counted_are_not_counted_again(
+    small_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = in_epochs(small_shards, tmp_path / "run", "1 epoch", "next_sentence")
+    counted = with_epochs_counted(config)
+    samples = training_samples(open_data(config), counted.stages[0], config.training.seed)
+    planner = samples.planner(ReadEpoch(0, 0))
+    counts = np.array([astuple(planner.plan(number).counts) for number in range(len(planner.shards))])
+    KeptPairCounts(tmp_path / "run" / PAIR_COUNTS).keep(planner, counts, writes=True)
+    monkeypatch.setattr(PairPlanner, "plan", lambda *_: pytest.fail("a shard is planned"))
+    assert with_epochs_counted(config) == counted
 
 
 def test_part_of_an_epoch_has_its_part_of_the_steps(small_shards: Path, tmp_path: Path) -> None:

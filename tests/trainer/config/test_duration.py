@@ -33,6 +33,8 @@ RUN = (*SIZES, "training.duration=100")
         ("1 step", 1, "steps", "1 step"),
         ("5e9 tokens", 5_000_000_000, "tokens", "5000000000 tokens"),
         ("1.5e3tokens", 1500, "tokens", "1500 tokens"),
+        (1e6, 1_000_000, "steps", "1000000 steps"),
+        ("0.00001 epochs", 1e-5, "epochs", "0.00001 epochs"),
         ("6%", 0.06, "share", "6%"),
         ("0.1 %", 0.001, "share", "0.1%"),
         ("0%", 0, "steps", "0 steps"),
@@ -46,9 +48,10 @@ def test_a_duration_is_a_number_with_a_unit(written: object, number: float, unit
 
 COUNTS = st.builds(Duration, st.integers(1, 2**63 - 1), st.sampled_from(["steps", "tokens"]))
 SHARES = st.builds(Duration, st.floats(1e-12, 0.9999999), st.just("share"))
+EPOCHS = st.builds(Duration, st.floats(1e-12, 1e6), st.just("epochs"))
 
 
-@given(COUNTS | SHARES)
+@given(COUNTS | SHARES | EPOCHS)
 def test_the_text_of_a_duration_is_read_back_exactly(duration: Duration) -> None:
     assert Duration.of(str(duration)) == duration
 
@@ -138,6 +141,9 @@ def test_the_lengths_of_stages_are_tokens_or_steps_by_either_name() -> None:
         ("warmup: 6%", "schedule={warmup_tokens: 4}", "4 tokens"),
         ("warmup: 6%", "schedule.warmup_tokens=null", "0 steps"),
         ("warmup_steps: 9", "schedule.warmup=0", "0 steps"),
+        ("warmup_ratio: 0.06", "schedule.warmup_steps=null", "6%"),
+        ("warmup_steps: 9", "schedule={warmup_tokens: null}", "9 steps"),
+        ("warmup_steps: 9", "schedule={warmup_tokens: null, warmup_ratio: 0.06}", "6%"),
     ],
 )
 def test_an_override_replaces_a_duration_that_the_file_writes_by_another_name(

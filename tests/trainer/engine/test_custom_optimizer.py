@@ -8,7 +8,9 @@ from tests.support import toy_optimizers
 from tests.support.error_codes import coded
 from trainer.config.training_settings import OptimizerSettings
 from trainer.engine.custom_optimizer import check_states, explain_failure, settings_of_groups
+from trainer.engine.fragments import undivided
 from trainer.engine.optimizer import build_optimizer
+from trainer.engine.whole_parameters import WholeParameters
 
 MODULE = "tests.support.toy_optimizers"
 
@@ -68,6 +70,16 @@ def test_a_function_of_whole_parameters_is_attached_also_outside_deepspeed():
     model.weight.grad = torch.full((2, 3), 7.0)
     optimizer.step()
     torch.testing.assert_close(before * (1 - 0.5 * 0.01) - model.weight.detach(), torch.full((2, 3), 0.5 / 6**0.5))
+
+
+def test_results_for_whole_parameters_have_one_dtype_and_as_many_elements():
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    whole = WholeParameters(undivided(model, optimizer), ["weight"])
+    ((_, update),) = whole.apply(model.weight, torch.ones(2, 3), lambda _, value: value.double() * 2)
+    assert update.dtype == torch.float32 and torch.equal(update, torch.full((6,), 2.0))
+    with pytest.raises(ValueError, match=r"the result for weight has the shape \(\), not \(2, 3\)"):
+        whole.apply(model.weight, torch.ones(2, 3), lambda _, value: value.norm())
 
 
 def test_states_that_a_checkpoint_gives_back_are_accepted():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.stats import ttest_ind, ttest_rel
 
 from data_prep.base.errors import UsageError
 from tests.support.error_codes import coded
+from tests.support.toy_run import tiny_config
 from trainer.data.minimal_pairs import MinimalPair
 from trainer.evaluation.compare import (
     MINIMAL_PAIRS,
@@ -16,6 +19,7 @@ from trainer.evaluation.compare import (
     Subject,
     comparison,
     difference,
+    directions,
     grouped,
     pair_difference,
     picture,
@@ -23,6 +27,7 @@ from trainer.evaluation.compare import (
     seed_difference,
     tables,
 )
+from trainer.evaluation.suite_settings import Suite
 
 FACTS = dict.fromkeys(("mlm_probability", "mask_unit", "seed", "sequence_length", "rows", "valid_split"), "1")
 FACTS["tokenizer"] = "abc"
@@ -46,6 +51,20 @@ def test_labels_make_groups_and_models_of_unknown_settings_stand_alone() -> None
     unknown = [subject(name, 1.0, recipe=None) for name in "abcd"]
     groups = grouped(unknown, ["old", None, "old", None])
     assert [(group.label, len(group.subjects)) for group in groups] == [("old", 2), ("b", 1), ("d", 1)]
+
+
+def test_a_recipe_of_an_earlier_release_is_that_of_this_one() -> None:
+    config = tiny_config(Path("run"), training={"max_steps": 9, "seed": 1}).model_dump(mode="json")
+    earlier = config | {"training": {**config["training"], "max_steps": 9, "seed": 0}}
+    del earlier["training"]["duration"]
+    assert recipe_of(earlier) == recipe_of(config)
+    assert recipe_of(earlier) != recipe_of(config | {"schedule": {"warmup": 5}})
+
+
+def test_groups_without_a_common_score_are_nothing_to_compare() -> None:
+    groups = grouped([subject("a", 1.0), Subject("b", {"train/loss": 1.0})], ["a", "b"])
+    with pytest.raises(UsageError, check=coded("nothing-to-compare"), match="a has no score"):
+        comparison(groups)
 
 
 def test_one_recipe_is_nothing_to_compare() -> None:
@@ -147,3 +166,29 @@ def test_a_suites_seeds_are_paired_where_each_group_is_one_model() -> None:
     )
     found = difference(metric, Group("a", (one,)), Group("b", (other,)))
     assert isinstance(found, Difference) and found.basis == "2 equal seeds" and found.value == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "better", "result"),
+    [
+        (["valid/rmse"], "lower", "worse"),
+        (["valid/spearman"], "higher", "better"),
+        (["valid/rmse", "accuracy"], "-", "-"),
+    ],
+)
+def test_the_metrics_of_a_task_say_whether_lower_is_better(metrics: list[str], better: str, result: str) -> None:
+    of_suite = directions(Suite.model_validate({"name": "own", "tasks": {"task": {"metrics": metrics}}}))
+    name = "suite/own/task"
+    groups = [
+        Group(
+            label,
+            tuple(
+                Subject(label, {name: score}, {"suite.own": "digest"}, seed, lower_is_better=of_suite)
+                for seed, score in enumerate(scores)
+            ),
+        )
+        for label, scores in (("a", (0.5, 0.6)), ("b", (0.7, 0.81)))
+    ]
+    row = tables(comparison(groups))[1].rows[-1]
+    assert (row[1], row[-1]) == (better, result)
+    assert of_suite["suite/own/average"] == of_suite[name]

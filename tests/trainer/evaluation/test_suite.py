@@ -145,6 +145,9 @@ def test_a_misspelled_metric_is_refused_before_a_model_is_opened(tmp_path: Path)
     }
     with pytest.raises(UsageError, match="test/acuracy.*valid/accuracy.*test/mcc", check=coded("unknown-metric")):
         prepare_suite(own_suite(tmp_path, **task, metrics=["test/f1", "test/acuracy"]), "models:/none@none")
+    task["settings"]["metric"] = "rmse"
+    with pytest.raises(UsageError, match="t.*: metric='rmse' cannot choose", check=coded("unknown-metric")):
+        prepare_suite(own_suite(tmp_path, **task, metrics=["test/f1"]), "models:/none@none")
     (tmp_path / "own.jsonl").write_text(json.dumps({"sentence_good": "a", "sentence_bad": "b", "field": "syntax"}))
     pairs: dict[str, Any] = {"function": "minimal_pairs", "files": {"pairs": "own.jsonl"}}
     with pytest.raises(UsageError, match="accuracy, ties, field/syntax, paradigm/own", check=coded("unknown-metric")):

@@ -180,7 +180,7 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
     def see(name: str, result: Any) -> None:
         monkeypatch.setattr(train, name, lambda *_, **__: seen.update({name: is_held()}) or result)
 
-    monkeypatch.setattr(train, "open_or_explain", lambda *_: [None])
+    monkeypatch.setattr(train, "open_or_explain", lambda config, *_: (config, [None]))
     monkeypatch.setattr(train, "initialize_distributed", lambda *_: ALONE)
     monkeypatch.setattr(train, "Watchdog", lambda *_, **__: Watched())
     progress = Progress(NonFiniteSteps(1), saved_step=3)

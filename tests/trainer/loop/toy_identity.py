@@ -34,7 +34,7 @@ def outcome(config: RunConfig, flags: dict[str, Any], ranks: Ranks) -> list[Any]
     )
     allow_change = flags.get("allow_change", False)
     try:
-        opened = open_or_explain(config, EXTENSIONS, allow_change)
+        config, opened = open_or_explain(config, EXTENSIONS, allow_change)
         agree(facts_of(config, allow_change, branch, opened), ranks, warnings.append)
     except UserError as error:
         return [type(error).__name__, str(error), error.exit_status, warnings]
