@@ -42,7 +42,7 @@ class EncodedBatch:
 
     @cached_property
     def hidden_states(self) -> torch.Tensor:
-        """The hidden states of the last layer, (T, hidden_size); the encoder runs only if an objective reads them."""
+        """(T, hidden_size) of the last layer; the encoder runs only if an objective reads them."""
         hidden_states: torch.Tensor = self.encoder(self.batch)
         return hidden_states
 
@@ -67,7 +67,7 @@ class Objective(nn.Module):
     """
 
     metric: ClassVar[str] = ""
-    """The name within names of metrics: lower case, and not beginning with a word of other metrics (`build.py`)."""
+    """The name within names of metrics: lower case, without the first words of other metrics (`build.py`)."""
     values: ClassVar[tuple[str, ...]] = ("loss",)
     """Names of the values that `scores` returns for each prediction; `loss` comes first, the others may be any."""
     training_values: ClassVar[tuple[str, ...] | None] = None
@@ -82,14 +82,11 @@ class Objective(nn.Module):
         self.config = config
 
     def num_predictions(self, batch: Batch) -> int:
-        """Return how many predictions of a micro-batch `scores` uses: the loss is divided by this number.
-
-        The micro-batch is in host memory.
-        """
+        """Return how many predictions `scores` uses of a micro-batch in host memory; their sum divides the loss."""
         raise NotImplementedError
 
     def scores(self, encoded: EncodedBatch) -> Scores:
-        """Return the scores of the single predictions, on the device of the batch.
+        """Return the single predictions, on the batch's device.
 
         A head reads `encoded.hidden_states`, (T, hidden_size). `encoded.batch` has the tokens and their original ids
         (`Batch.masked_positions`, `Batch.labels`). Random numbers come from torch's global generator, which is seeded
@@ -174,7 +171,7 @@ class StageObjectives:
 
     @cached_property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """The sums of a step, as (name of an objective, name of one of its values); the same in all stages of a run."""
+        """The sums of a step: name of an objective and of one of its values; the same in all stages of a run."""
         return tuple(
             (name, value)
             for name, objective in self.objectives.items()
