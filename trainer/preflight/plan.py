@@ -66,9 +66,9 @@ def gpu_named(name: str | None) -> Gpu | None:
     Raises:
         UsageError: there is none of that name in `GPUS`.
     """
-    if name is not None and name not in GPUS:
+    if name is not None and name.lower() not in GPUS:
         raise UsageError(f"--gpu {name} is unknown", fix=f"give one of {', '.join(GPUS)}", code="unknown-gpu")
-    return None if name is None else GPUS[name]
+    return None if name is None else GPUS[name.lower()]
 
 
 @dataclass(frozen=True)
