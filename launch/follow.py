@@ -136,7 +136,7 @@ def uri_of_run(output_dir: Path, config: RunConfig) -> str:
 def _plain(overrides: list[str]) -> dict[str, Any]:
     if not overrides:
         return {}
-    from data_prep.base.yaml_values import read_settings
+    from data_prep.base.overrides import read_settings
 
     return read_settings(RunConfig, None, overrides, "the command line")
 

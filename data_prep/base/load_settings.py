@@ -39,7 +39,7 @@ def load_settings(
     source = str(path) if path is not None else "the command line"
     values: dict[str, Any] = {}
     if path is not None or overrides:
-        from data_prep.base.yaml_values import read_settings
+        from data_prep.base.overrides import read_settings
 
         file = find_config(path, schema) if path is not None else None
         values = read_settings(schema, file, overrides, source, lambda name: find_config(name, schema))
@@ -109,7 +109,8 @@ def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path
 
 
 def _is_of(schema: type[BaseModel], file: Path) -> bool:
-    from data_prep.base.yaml_values import BASE, read_yaml
+    from data_prep.base.overrides import BASE
+    from data_prep.base.yaml_values import read_yaml
 
     return read_yaml(file).keys() - {BASE} <= schema.model_fields.keys()
 

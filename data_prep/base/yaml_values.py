@@ -1,4 +1,4 @@
-"""Plain values of YAML files and of `section.field=value` overrides.
+"""Plain values of YAML texts.
 
 Every scalar keeps its text until the schema says what it is. What YAML may drop from a value in silence (a comment, an
 anchor, a tag, the first of two equal keys) is an error. Interpolations such as `${oc.env:HOME}` stay text, so that a
@@ -7,37 +7,22 @@ file from elsewhere reads no environment.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
 from data_prep.base.errors import UsageError
-from data_prep.base.setting_errors import MIN_LIKENESS
-from data_prep.base.settings import is_list, plain
-from data_prep.base.typed_values import (
-    NULLS,
-    Scalar,
-    earlier_names_of,
-    takes_null,
-    takes_text,
-    type_of_items,
-    type_within,
-    typed_value,
-)
+from data_prep.base.typed_values import Scalar
 
-BASE = "base"
-"""Key of a file for the file whose values it replaces."""
 _MAX_NESTING = 100  # levels of a YAML document
 _LONGEST_QUOTATION = 500  # characters of a file or of the command line in a message
 _TAG = "tag:yaml.org,2002:"
 _COMMENT = re.compile(r"[ \t]+#([^\s#].*)")
-_INDEX = re.compile(r"\[([^\[\]]+)\](?=[.\[]|$)")
 # PyYAML's constructors of tagged values (`!!bool x`, `!!int ''`) raise many classes of errors.
-_YAML_FAULTS = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
+YAML_FAULTS = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -68,46 +53,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: the file is missing, or is not YAML with a mapping at its top level.
     """
-    return _without_scalars(_read_file(path))  # type: ignore[no-any-return]  # a mapping
-
-
-def read_settings(
-    schema: Any,
-    path: Path | None,
-    overrides: Sequence[str] | Mapping[str, Any],
-    source: str,
-    find: Callable[[str], Path] = Path,
-) -> dict[str, Any]:
-    """Read a configuration file, if any, apply overrides, and return plain values of the schema's types.
-
-    A file may name another one as its `base`: its own values replace those of the base, a list as a whole.
-
-    Args:
-        overrides: `["optimizer.learning_rate=1e-4"]`, or values by dotted name, which stay what they are.
-        source: name of the file, for errors.
-        find: the file of a name that is no file beside the one that names it as its base.
-
-    Raises:
-        UsageError: as `read_yaml`; an override is not `a.b=value`; YAML would drop a part of a value; or there is no
-            such base.
-    """
-    values = {} if path is None else _with_base(schema, path, find)
-    if isinstance(overrides, Mapping):
-        for name, value in overrides.items():
-            _set(schema, values, name, lambda wanted, value=value: plain(value), f"{name}={value!r}")
-    else:
-        for override in overrides:
-            name, separator, _ = override.partition("=")
-            if not separator or not name or name.startswith("-"):
-                raise UsageError(
-                    f"override {override!r} is not of the form section.field=value",
-                    fix="write settings as in optimizer.learning_rate=1e-4; --help lists all",
-                    code="invalid-override",
-                )
-        for override in overrides:
-            name, _, text = override.partition("=")
-            _set(schema, values, name, lambda wanted, text=text, name=name: _read_typed(wanted, name, text), override)
-    return typed_value(schema, values, source=source)  # type: ignore[no-any-return]  # a mapping
+    return without_scalars(read_scalars(path))  # type: ignore[no-any-return]  # a mapping
 
 
 def to_text(*documents: Mapping[str, Any], width: int = 80) -> str:
@@ -129,113 +75,8 @@ _PlainDumper.add_implicit_resolver(f"{_TAG}int", re.compile(r"0o[0-7_]+\Z"), ["0
 _PlainDumper.add_implicit_resolver(f"{_TAG}bool", re.compile(r"[yYnN]\Z"), list("yYnN"))  # of Go's YAML
 
 
-def _set(schema: Any, values: dict[str, Any], name: str, read: Any, override: str) -> None:
-    """Apply an override; its path may lead through a list, by index or by name (`training.stages.decay.tokens=1`).
-
-    Raises:
-        UsageError: a list on the path has no such item.
-    """
-    *sections, last = _INDEX.sub(r".\1", name).split(".")
-    wanted, path = schema, list[str]()
-    within: Any = values
-    for part in sections:
-        key, wanted = _step(wanted, within, part, ".".join(path), override)
-        path.append(str(key))
-        is_in_list = isinstance(within, list)
-        following = within[key] if is_in_list else within.get(key)
-        if not isinstance(following, dict | list):
-            within[key] = following = [] if is_list(wanted) else {}
-        within = following
-    section = wanted
-    key, wanted = _step(section, within, last, ".".join(path), override)
-    value = read(wanted)
-    _drop_other_names(section, within, {key: value})
-    before = within[key] if isinstance(within, list) else within.get(key)
-    within[key] = _merged(wanted, before, value) if isinstance(before, dict) and isinstance(value, dict) else value
-
-
-def _merged(wanted: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section of the type `wanted` in which values of `above` replace those of `below`, under any name."""
-    values = dict(below)
-    _drop_other_names(wanted, values, above)
-    for name, value in above.items():
-        before = values.get(name)
-        if isinstance(before, dict) and isinstance(value, dict):
-            value = _merged(type_within(wanted, name, values), before, value)
-        values[name] = value
-    return values
-
-
-def _drop_other_names(wanted: Any, section: Any, above: Mapping[Any, Any]) -> None:
-    """Remove from a section of the type `wanted` what `above` sets by another name (`Settings.earlier_names`).
-
-    A null under an earlier name unsets the setting of today, and no other earlier name.
-    """
-    earlier_names = earlier_names_of(wanted)
-    unset = {name for name, value in above.items() if name in earlier_names and _without_scalars(value) is None}
-    replaced = {earlier_names.get(name, name) for name in {*above} - unset}
-    for name in {*earlier_names, *earlier_names.values()} - {*above}:
-        if earlier_names.get(name, name) in replaced or name in {earlier_names[each] for each in unset}:
-            section.pop(name, None)
-
-
-def _step(wanted: Any, within: Any, part: str, where: str, override: str) -> tuple[Any, Any]:
-    """Return the key or index that `part` of a path means in `within`, and the type of what is there."""
-    if isinstance(within, list):
-        return _index(within, part, where, override), type_of_items(wanted)
-    return part, type_within(wanted, part, within)
-
-
-def _index(items: list[Any], part: str, where: str, override: str) -> int:
-    """Return the index of the item that `part` names by number or by its `name`."""
-    named = [item.get("name") if isinstance(item, dict) else None for item in items]
-    names = [name.text if isinstance(name, Scalar) else name for name in named]
-    if part.isdecimal() and int(part) < len(names):
-        return int(part)
-    if part in names:
-        return names.index(part)
-    known = ", ".join(f"{number} ({name})" if name else str(number) for number, name in enumerate(names))
-    near = difflib.get_close_matches(part.casefold(), [name for name in names if name], 1, MIN_LIKENESS)
-    meant = f" (did you mean {near[0]}?)" if near else ""
-    raise UsageError(
-        f"override {override!r}: {where} has no item {part}{meant}",
-        fix=f"use one of its items: {known}" if known else f"write {where}=[{{SETTING: VALUE, ...}}, ...] first",
-        code="invalid-override",
-    )
-
-
-def _read_typed(wanted: Any, name: str, text: str) -> Any:
-    """Return the value of an override whose setting has the type `wanted`.
-
-    A text is what was typed, without the quotes that enclose the whole of it.
-
-    Raises:
-        UsageError: it cannot be parsed, or YAML would drop a part of it.
-    """
-    try:
-        tree, dropped = _parsed(text), _dropped(text)
-    except _YAML_FAULTS as error:
-        tree, dropped = error, ""
-    if takes_text(wanted, text):
-        if text in NULLS and takes_null(wanted):
-            return None
-        return tree if isinstance(tree, str) and not dropped else text
-    if isinstance(tree, Exception):
-        raise UsageError(
-            f"the override {_cut(f'{name}={text}')} cannot be parsed: {_in_one_line(tree)}",
-            fix="quote values that hold special characters, as in 'name=\"a: b\"'",
-            code="invalid-override",
-        )
-    if dropped:
-        raise UsageError(
-            f"the override {_cut(f'{name}={text}')} holds {dropped}, which YAML drops from the value",
-            fix="leave it out, or quote a text that holds it",
-            code="value-cut-by-yaml",
-        )
-    return tree
-
-
-def _read_file(path: Path) -> dict[str, Any]:
+def read_scalars(path: Path) -> dict[str, Any]:
+    """As `read_yaml`, with each number, null and plain text as a `Scalar`, which keeps what was written."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -247,16 +88,16 @@ def _read_file(path: Path) -> dict[str, Any]:
             f"{path} is not UTF-8 (byte {error.start})", fix="convert it, such as with iconv", code="not-utf8"
         ) from None
     try:
-        values = _parsed(text)
+        values = parsed(text)
         anchors = {event.anchor: event.start_mark.line for event in _events(text) if _is_scalar_with_anchor(event)}
         for event in _events(text) if anchors else ():
             if isinstance(event, yaml.AliasEvent):
                 anchors.pop(event.anchor, None)
         for anchor, line in anchors.items():
             raise ValueError(f"line {line + 1} begins a value with &{anchor}, an anchor that nothing refers to")
-    except _YAML_FAULTS as error:
+    except YAML_FAULTS as error:
         raise UsageError(
-            f"{path} is not valid YAML: {_in_one_line(error)}",
+            f"{path} is not valid YAML: {in_one_line(error)}",
             fix="correct the file at that position, or write the text in quotes",
             code="invalid-yaml",
         ) from None
@@ -271,35 +112,15 @@ def _read_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def _with_base(schema: Any, path: Path, find: Callable[[str], Path], above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a file over its base, over the base of that, and so on; `above` are the files that led to it."""
-    values = _read_file(path)
-    base = values.pop(BASE, None)
-    if base is None:
-        return values
-    name = base.text if isinstance(base, Scalar) else base
-    if not isinstance(name, str) or not name:
-        raise UsageError(
-            f"{path}: {BASE}={_without_scalars(base)!r} is not the name of a file",
-            fix="name a preset or a YAML file, such as 'base: bert_large'",
-            code="invalid-base",
-        )
-    beside = path.parent / name
-    found = beside if beside.is_file() else find(name)
-    if any(found.samefile(other) for other in (*above, path)):
-        raise UsageError(f"{path}: {BASE}={name} leads back to itself", fix="name another base", code="invalid-base")
-    return _merged(schema, _with_base(schema, found, find, (*above, path)), values)
-
-
 def _is_scalar_with_anchor(event: Any) -> bool:
     return isinstance(event, yaml.ScalarEvent) and event.anchor is not None
 
 
-def _parsed(text: str) -> Any:
+def parsed(text: str) -> Any:
     """Return the dictionaries, lists, strings and `Scalar`s of a YAML text.
 
     Raises:
-        ValueError: it is deeper or larger than a configuration; others of `_YAML_FAULTS`: it is no YAML.
+        ValueError: it is deeper or larger than a configuration; others of `YAML_FAULTS`: it is no YAML.
     """
     num_events = _check_depth(text)
     loader = _PlainLoader(text)
@@ -364,15 +185,16 @@ class _Builder:
         return Scalar(node.value, value, comment[1].rstrip() if comment else "")
 
 
-def _without_scalars(value: Any) -> Any:
+def without_scalars(value: Any) -> Any:
+    """Return the value with what YAML makes of each `Scalar`."""
     if isinstance(value, dict):
-        return {key: _without_scalars(item) for key, item in value.items()}
+        return {key: without_scalars(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_scalars(item) for item in value]
+        return [without_scalars(item) for item in value]
     return value.value if isinstance(value, Scalar) else value
 
 
-def _dropped(text: str) -> str:
+def dropped_part(text: str) -> str:
     """Name what YAML drops from the text of a value: a comment, an anchor, an alias, a tag; empty if nothing."""
     rest, end = [], 0
     for event in _events(text):
@@ -407,10 +229,12 @@ def _check_depth(text: str) -> int:
     return number
 
 
-def _in_one_line(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
+    """Return the text of an error of PyYAML for a message."""
     text = " ".join(str(error).split())
-    return _cut(text if isinstance(error, (yaml.YAMLError, ValueError)) else f"{type(error).__name__}: {text}")
+    return cut(text if isinstance(error, (yaml.YAMLError, ValueError)) else f"{type(error).__name__}: {text}")
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Return the beginning of a long text for a message."""
     return text if len(text) <= _LONGEST_QUOTATION else f"{text[:_LONGEST_QUOTATION]}..."

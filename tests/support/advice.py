@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_prep.base import load_settings, yaml_values
+from data_prep.base import load_settings, overrides
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.typed_values import typed_value
 from launch.command_table import COMMANDS
@@ -122,7 +122,7 @@ def _still_wrong(validate: Any, schema: Any, values: dict[str, Any], error: Usag
         section.pop(last, None)
     try:
         name, _, text = setting.partition("=")
-        yaml_values._set(schema, changed, name, lambda wanted: yaml_values._read_typed(wanted, name, text), setting)
+        overrides._set(schema, changed, name, lambda wanted: overrides._read_typed(wanted, name, text), setting)
         validate(schema, typed_value(schema, changed, source="the fix"), "the fix", {})
     except UsageError as again:
         if again.problem.partition(": ")[2] == error.problem.partition(": ")[2] or again.code == "invalid-setting":

@@ -15,7 +15,7 @@ from tests.workarounds.new_process import run_python
 def test_pyyaml_lets_the_errors_of_its_constructors_pass(text: str) -> None:
     with pytest.raises(Exception, match=".") as caught:
         yaml.safe_load(text)
-    assert not isinstance(caught.value, yaml.YAMLError), "_YAML_FAULTS of data_prep/base/yaml_values.py may be shorter"
+    assert not isinstance(caught.value, yaml.YAMLError), "YAML_FAULTS of data_prep/base/yaml_values.py may be shorter"
 
 
 @pytest.mark.spawn
