@@ -130,10 +130,12 @@ def open_subject(name: str, tracking_uri: str | None) -> Subject:
 
     run = Path(name)
     config: dict[str, Any] | None = None
+    is_finished = True
     if (run / STATUS_NAME).is_file():
         status = read_run(run)
         step: int | None
         tokens: int | None
+        is_finished = status.state == "finished"
         steps, _ = list_steps(run)
         if steps:
             config = CheckpointFolder(step_folder(run, steps[0])).read_state().config
@@ -153,6 +155,7 @@ def open_subject(name: str, tracking_uri: str | None) -> Subject:
         None if config is None else recipe_of(config),
         step,
         tokens,
+        is_finished,
     )
 
 

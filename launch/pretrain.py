@@ -88,6 +88,27 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--allow-change", action="store_true", help="resume although a setting changed that makes it another run"
     )
+    add_branch(parser)
+    parser.add_argument(
+        "--verbose", action="store_true", help="on resume, list all source files that changed since the checkpoint"
+    )
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=None, help=argparse.SUPPRESS)
+    words = sys.argv[1:] if arguments is None else arguments
+    file = next((word for word in words if word.endswith((".yaml", ".yml")) and "=" not in word), None)
+    if file is not None and not any(word.startswith("--config") for word in words):
+        raise UsageError(
+            f"{file} is given without --config", fix=f"write --config {file}", code="config-without-option"
+        )
+    parsed, unknown = parser.parse_known_intermixed_args(words)
+    if (option := next((word for word in unknown if word.startswith("-")), None)) is not None:
+        raise explain_unknown_option(option, words)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return parsed
+
+
+def add_branch(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a start from a checkpoint of this run or of another one."""
     parser.add_argument(
         "--resume-from",
         type=int,
@@ -112,22 +133,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="start from this checkpoint of another run (its output_dir) and train --stage; rerun it to resume",
     )
     parser.add_argument("--stage", metavar="NAME", help="with --branch-from: the stage of training.stages to train")
-    parser.add_argument(
-        "--verbose", action="store_true", help="on resume, list all source files that changed since the checkpoint"
-    )
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=None, help=argparse.SUPPRESS)
-    words = sys.argv[1:] if arguments is None else arguments
-    file = next((word for word in words if word.endswith((".yaml", ".yml")) and "=" not in word), None)
-    if file is not None and not any(word.startswith("--config") for word in words):
-        raise UsageError(
-            f"{file} is given without --config", fix=f"write --config {file}", code="config-without-option"
-        )
-    parsed, unknown = parser.parse_known_intermixed_args(words)
-    if (option := next((word for word in unknown if word.startswith("-")), None)) is not None:
-        raise explain_unknown_option(option, words)
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return parsed
 
 
 def explain_unknown_option(option: str, words: list[str]) -> UsageError:

@@ -10,16 +10,16 @@ import pytest
 from data_prep.base.errors import UserError
 from launch import compare
 from tests.support.error_codes import coded
-from trainer.tracking.status import write_status
+from trainer.tracking.status import State, write_status
 
 FACTS = dict.fromkeys(("mlm_probability", "mask_unit", "seed", "sequence_length", "rows", "valid_split"), "1")
 
 
-def run_of(folder: Path, loss: float, rows: str = "1") -> Path:
+def run_of(folder: Path, loss: float, rows: str = "1", state: State = "finished") -> Path:
     folder.mkdir()
     values = {"step": 5, "max_steps": 5, "tokens_seen": 100, "skipped_steps": 0, "world_size": 1}
     facts = {**FACTS, "tokenizer": "a", "rows": rows}
-    write_status(folder, "finished", values | {"metrics": {"valid/mlm_loss": loss}, "evaluation": facts})
+    write_status(folder, state, values | {"metrics": {"valid/mlm_loss": loss}, "evaluation": facts})
     return folder
 
 
@@ -64,3 +64,12 @@ def test_what_is_no_run_and_no_model_is_named(
 def test_one_run_is_nothing_to_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, check=coded("nothing-to-compare")):
         command(monkeypatch, str(run_of(tmp_path / "old", 3.0)))
+
+
+def test_a_run_that_may_still_change_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped, other = run_of(tmp_path / "stopped", 3.0, state="stopped"), run_of(tmp_path / "other", 2.0)
+    command(monkeypatch, str(stopped), str(other))
+    out = capsys.readouterr().out
+    assert f"{stopped} has not finished" in out and f"{other} has not finished" not in out

@@ -56,6 +56,8 @@ class Subject:
     """Its settings without the seed; None where they are unknown."""
     step: int | None = None
     tokens: int | None = None
+    is_finished: bool = True
+    """Whether its scores stay; not those of a run that trains or will resume."""
     by_seed: Mapping[str, Mapping[int, float]] | None = None
     """Scores by metric and by seed of a fine-tuning, where a suite has several."""
     right: np.ndarray | None = None
@@ -293,6 +295,8 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
     tokens = {each.tokens for group in groups for each in group.subjects if each.tokens is not None}
     if tokens and max(tokens) > SIMILAR_TOKENS * min(tokens):
         yield f"the numbers of training tokens differ, from {min(tokens):,} to {max(tokens):,}"
+    for subject in (each for group in groups for each in group.subjects if not each.is_finished):
+        yield f"{subject.name} has not finished, so its scores may still change"
     single = [group.label for group in groups if len(group.subjects) == 1]
     if single:
         yield f"one seed alone of {', '.join(single)}: a difference may be that of the seeds"
