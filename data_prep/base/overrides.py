@@ -198,7 +198,10 @@ def _with_base(schema: Any, path: Path, find: Callable[[str], Path], above: tupl
             code="invalid-base",
         )
     beside = path.parent / name
-    found = beside if beside.is_file() else find(name)
+    try:
+        found = beside if beside.is_file() else find(name)
+    except UsageError as error:
+        raise UsageError(f"{path}: {BASE}: {error.problem}", fix=error.fix, code=error.code) from None
     if any(found.samefile(other) for other in (*above, path)):
         raise UsageError(f"{path}: {BASE}={name} leads back to itself", fix="name another base", code="invalid-base")
     return _merged(schema, _with_base(schema, found, find, (*above, path)), values)

@@ -101,7 +101,7 @@ def check_memory(run: PlannedRun) -> Iterator[Finding]:
         text = f"about {needed / GIB:.1f} GiB of {there / GIB:.1f} {rest}"
     else:
         answer = {"ok": "fits", "warn": "may not fit", "fail": "does not fit"}[level]
-        text = f"{answer}: {needed / GIB:.0f} of {run.gpu.label} GB {rest}"
+        text = f"{answer}: {needed / GIB:.{0 if needed > 10 * GIB else 1}f} of {run.gpu.label} GB {rest}"
     yield Finding(level, "memory", text + ("" if level == "ok" else f"; {_remedy(run, NOTABLE_MEMORY * there)}"))
 
 
