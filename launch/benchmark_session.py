@@ -10,8 +10,8 @@ from pathlib import Path
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from trainer.benchmark import benchmark_report
+from trainer.benchmark.benchmark_report import profile_steps, top_operations, write_profile
 from trainer.benchmark.measurement import SpeedMeasurement, Training, free_memory, largest_that_fits, with_micro_batch
-from trainer.benchmark.profiling import profile_steps, top_operations, write_profile
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.checkpoint.data_version import open_data
 from trainer.config.run_config import RunConfig

@@ -52,8 +52,7 @@ def main() -> None:
     storage.configure(config.storage_options)
     from trainer.follow.follower import follow, is_active
     from trainer.follow.jobs import due_jobs, jobs_of
-    from trainer.follow.notes import end_of_notes, read_notes
-    from trainer.follow.scores import unattached
+    from trainer.follow.notes import end_of_notes, read_notes, unattached
 
     if not arguments.dry_run:
         if status := follow(config, LOG.info, LOG.warning):

@@ -36,7 +36,7 @@ from data_prep.base.urls import has_password
 from launch.options import add_dry_run, command_parser
 
 PRETRAIN = Path(__file__).resolve().with_name("pretrain.py")
-LAUNCHER = "trainer.distributed.deepspeed_launcher"
+LAUNCHER = "trainer.distributed.launcher"
 SSH_OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """By default ssh waits for hours for a host that was cut off."""
 

@@ -103,7 +103,6 @@ PRINTS = {
     "trainer/preflight/service_checks.py": "its result as JSON",
     "trainer/registry/register_checkpoint.py": "its result as JSON",
     "trainer/distributed/exit.py": "the end of a process",
-    "trainer/distributed/stacks.py": "the end of a process",
     "trainer/distributed/watchdog.py": "the end of a process",
 }
 """The files of `data_prep` and `trainer` that print, and what; all other lines go through `data_prep.base.logs`.

@@ -20,8 +20,13 @@ from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import EvaluationSettings
 from trainer.config.stages import epochs_of
 from trainer.data.sample_range import Branch
-from trainer.distributed.rank_environment import RANK_VARIABLES, check_rank_environment, is_launched, world_size
-from trainer.distributed.stacks import log_environment
+from trainer.distributed.rank_environment import (
+    RANK_VARIABLES,
+    check_rank_environment,
+    is_launched,
+    log_environment,
+    world_size,
+)
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.loop.result import RunResult, find_finished_run
 

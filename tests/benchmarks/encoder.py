@@ -43,9 +43,14 @@ from encoder_contestants import MLM_PROBABILITY, POOL_BATCHES, Contestant, Peer,
 from reports import Row
 
 from data_prep.base.errors import UserError
-from trainer.benchmark.benchmark_report import describe_machine, device_name, operation_lines
+from trainer.benchmark.benchmark_report import (
+    describe_machine,
+    device_name,
+    operation_lines,
+    profile_steps,
+    top_operations,
+)
 from trainer.benchmark.measurement import free_memory
-from trainer.benchmark.profiling import profile_steps, top_operations
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config.objective_settings import objectives_of
 from trainer.config.run_config import RunConfig

@@ -8,9 +8,9 @@ matrix (the decoder's too), W ranks on M nodes of L, b bytes per weight and g pe
 a tensor for a gather or a reduction, twice that for an all-reduce):
 
 - ZeRO 0: gradients all-reduced once: 2 g N (W - 1) / W.
-- ZeRO 1 in bf16 (trainer/distributed/gradient_exchange.py): gradients exchanged within the node (g N (L - 1) / L), fp32
-  sums among nodes (4 N (M - 1) / (M L)) and to their owners (at most 4 N (W - 1) / W^2), and the new weights gathered
-  once (b N (W - 1) / W). Each rank receives as much.
+- ZeRO 1 in bf16 (trainer/distributed/gradient_reduction.py): gradients exchanged within the node (g N (L - 1) / L),
+  fp32 sums among nodes (4 N (M - 1) / (M L)) and to their owners (at most 4 N (W - 1) / W^2), and the new weights
+  gathered once (b N (W - 1) / W). Each rank receives as much.
 - ZeRO 1 otherwise: gradients all-reduced once, and the new weights gathered once: (2 g + b) N (W - 1) / W.
 - ZeRO 2: gradients all-reduced after every micro-batch, the new weights once: (2 g A + b) N (W - 1) / W.
 - ZeRO 3: weights gathered in every forward and every backward, the word matrix twice in each, gradients reduced to
@@ -21,7 +21,7 @@ deepspeed 0.19.8 all-reduces whole buckets there (its use_multi_rank_bucket_allr
 tests/benchmarks/test_predictions.py. Between nodes the link is a node's network, within a node a GPU's share of
 NVLink. ZeRO decides what the computation hides:
 
-- 1 in bf16: the exchange of gradients (trainer/distributed/gradient_exchange.py), by the last backward of a step; not
+- 1 in bf16: the exchange of gradients (trainer/distributed/gradient_reduction.py), by the last backward of a step; not
   its last bucket, which holds the word embeddings, whose gradient comes last; and not the gather of the new weights.
   Each of M nodes sends fp32 sums of its ranks, then sums of all to their owners: 4 N (M - 1) / M (1 + 1 / M) bytes
 - 2 with DeepSpeed's `overlap_comm`: the all-reduce of each micro-batch, by its backward, likewise

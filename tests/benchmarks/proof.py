@@ -45,7 +45,7 @@ from matplotlib.figure import Figure
 from data_prep.base.errors import run_command
 from data_prep.storage.locks import IsHeld, hold_lock
 from trainer.data.minimal_pairs import EncodedPairs, MinimalPair, judge, pair_scores, read_minimal_pairs
-from trainer.distributed.allocator import keep_freed_memory
+from trainer.distributed.memory import keep_freed_memory
 from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
 from trainer.inference.fill_mask import FillMask
 

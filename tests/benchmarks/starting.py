@@ -43,7 +43,7 @@ from trainer.data.loader import Position
 from trainer.data.pair_counts import NUM_COUNTS, KeptPairCounts
 from trainer.data.samples import ReadEpoch, training_samples
 from trainer.data.shard_set import ShardSet, open_shard_set
-from trainer.distributed import stop_poll
+from trainer.distributed import process_group
 from trainer.distributed.process_group import Ranks
 from trainer.loop.pair_counting import PairCounting
 from trainer.objectives.pretraining import PretrainingModel
@@ -214,7 +214,7 @@ def _count_together(config: RunConfig, folder: Path, rank: int, world_size: int,
     torch.distributed.broadcast_object_list = lambda *arguments, **options: None  # type: ignore[assignment]
     ranks, sets = Ranks(rank, world_size, rank % RANKS_OF_NODE, torch.device("cpu")), [_open(config)]
     kept = KeptPairCounts(folder / f"counts-{rank}")
-    stop_poll.begin_sum_on_hosts = lambda values, ranks: lambda: values  # no rank asks for a stop
+    process_group.begin_sum_on_hosts = lambda values, ranks: lambda: values  # no rank asks for a stop
     no_stop: Any = argparse.Namespace(is_requested=False)
     counting = PairCounting(config, config.stages[0], sets, kept, ranks, lambda doing, seconds: None, no_stop)
     cost = _cost(lambda: counting.open(START), folder / "shards")

@@ -118,10 +118,7 @@ def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_reported(tmp_pat
         "--hostfile", "hosts", "--interface", "eth0", "--dry-run", "--", "--config", "bert_large", "output_dir=a b"
     )
     assert done.returncode == 0, done.stderr
-    assert (
-        "GLOO_SOCKET_IFNAME=eth0\n" in done.stdout
-        and "trainer.distributed.deepspeed_launcher --hostfile hosts" in done.stdout
-    )
+    assert "GLOO_SOCKET_IFNAME=eth0\n" in done.stdout and "trainer.distributed.launcher --hostfile hosts" in done.stdout
     assert "--force_multi" not in done.stdout
     (tmp_path / "far").write_text("node.invalid slots=8\n")
     assert "HF_TOKEN" in done.stderr and "hf_secret" not in done.stdout + done.stderr

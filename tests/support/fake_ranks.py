@@ -23,7 +23,7 @@ from trainer.checkpoint import writer as checkpoints
 from trainer.checkpoint.format import DataIdentity, TrainState
 from trainer.checkpoint.restore import load
 from trainer.checkpoint.tensors import read_fragments
-from trainer.distributed import gradient_exchange
+from trainer.distributed import gradient_reduction
 from trainer.distributed.process_group import Ranks, forget_groups
 from trainer.engine import fragments, stable_adamw, whole_parameters
 from trainer.engine.engine import build_engine
@@ -41,7 +41,7 @@ def start_fake_group() -> Ranks:
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
     torch.distributed.broadcast_object_list = lambda *arguments, **options: None  # as if rank 0 had sent the same
     whole_parameters.gather_objects = rank_0_holds_the_matrices
-    gradient_exchange.gather_objects = lambda local_rank, ranks: [rank % 8 for rank in range(world_size)]
+    gradient_reduction.gather_objects = lambda local_rank, ranks: [rank % 8 for rank in range(world_size)]
     # As if the trace of ZeRO 3 were rank 0's.
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda ints: None
     return Ranks(rank, world_size, local_rank, torch.device("cpu"))

@@ -46,7 +46,7 @@ STAND_IN_VARIABLE = "CLOZEWORKS_STAND_IN"
 _IMPORTED = """
 torch torch.distributed torch._dynamo torch._inductor.compile_fx deepspeed transformers webdataset
 mlflow mlflow.store.tracking.sqlalchemy_store mlflow.store.model_registry.sqlalchemy_store sqlalchemy.dialects.sqlite
-trainer.loop.train trainer.loop.result trainer.tracking.curves launch.pretrain
+trainer.loop.train trainer.loop.result trainer.tracking.figures launch.pretrain
 sklearn.metrics accelerate transformers.pipelines mlflow.transformers
 trainer.hf_export.export trainer.registry.registration trainer.finetuning.finetune trainer.inference.fill_mask
 """.split()

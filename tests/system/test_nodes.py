@@ -247,7 +247,7 @@ def test_row_28b_the_ranks_notice_that_the_launcher_on_a_login_node_is_killed(tr
     wait_for_step(run, process, 10)
     there = of_node(run, nodes, 0)
     assert not [each for each in there if PRETRAIN in each.cmdline()[1:2]], "no rank is here"
-    (victim,) = [each for each in there if "trainer.distributed.deepspeed_launcher" in each.cmdline()[:3]]
+    (victim,) = [each for each in there if "trainer.distributed.launcher" in each.cmdline()[:3]]
     victim.kill()
     check_that_all_saved_and_left(run, nodes, process)
 

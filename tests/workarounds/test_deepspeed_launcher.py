@@ -76,7 +76,7 @@ def test_the_launcher_of_deepspeed_shows_passwords_and_leaves_other_variables_be
     assert "opensesame" in " ".join(command), "the look for secrets in preflight/launch_checks.py may be taken out"
     assert "eth7" not in " ".join(command), "launch/nodes.py need not write a .deepspeed_env"
     assert "preexec_fn" not in options, (
-        "distributed/deepspeed_launcher.py may be taken out, if pdsh ends with its launcher"
+        "`main` of distributed/launcher.py may be taken out, if pdsh ends with its launcher"
     )
 
 

@@ -1,31 +1,41 @@
-"""The report of a benchmark: a table, and a JSON file in which each figure has its conditions."""
+"""The report of a benchmark: a table, the slowest operations, and a JSON file with the conditions of each figure."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from data_prep.base.processor import this_processor
 from trainer.benchmark.measurement import SpeedMeasurement
-from trainer.benchmark.profiling import Operation
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.distributed.process_group import Ranks
 from trainer.metrics.throughput import flops_per_position, peak_flops
 from trainer.model.sizes import FLOPS_FORMULA
 from trainer.objectives.pretraining import num_parameters
-from trainer.tracking.run_description import describe_environment
-from trainer.tracking.source_code import git_revision
+from trainer.tracking.run_description import describe_environment, git_revision
 
 GIB = 1 << 30
 
 
+class Operation(NamedTuple):
+    """The time of one kind of operation in the profiled steps, without the operations that it called."""
+
+    name: str
+    calls: int
+    milliseconds: float
+    share: float
+
+
 def heading_lines(config: RunConfig, stage_number: int, ranks: Ranks, engine: str, data: str) -> list[str]:
-    """The measured configuration, and the divisor of MFU."""
+    """Return lines with the measured configuration, and the divisor of MFU."""
     training, stage = config.training, config.stages[stage_number]
     peak = peak_flops(config, ranks.device)
     mode = "compiled blocks" if training.compile else "eager"
@@ -39,7 +49,7 @@ def heading_lines(config: RunConfig, stage_number: int, ranks: Ranks, engine: st
 
 
 def table_lines(points: Sequence[SpeedMeasurement]) -> list[str]:
-    """One line for each measured batch shape."""
+    """Return one line for each measured batch shape, after the headings."""
     lines = [
         f"{'micro-batch':>11}  {'accumulation':>12}  {'tokens/s':>10}  {'ms per step (p10 to p90)':>28}  {'MFU':>10}  "
         f"{'data loading':>16}  {'filled':>7}  peak memory, GiB"
@@ -57,7 +67,7 @@ def table_lines(points: Sequence[SpeedMeasurement]) -> list[str]:
 
 
 def operation_lines(operations: Sequence[Operation]) -> list[str]:
-    """The operations that took longest, with their share of all."""
+    """Return the lines of a table of operations."""
     lines = [
         f"{operation.share:>6.1%}  {operation.milliseconds:>10.2f}  {operation.calls:>7}  {operation.name[:90]}"
         for operation in operations
@@ -68,7 +78,7 @@ def operation_lines(operations: Sequence[Operation]) -> list[str]:
 def report(
     config: RunConfig, stage_number: int, ranks: Ranks, engine: str, data: str, points: Sequence[SpeedMeasurement]
 ) -> dict[str, Any]:
-    """Everything for the JSON; nothing secret of the configuration."""
+    """Return the content of the JSON file, without secrets of the configuration."""
     peak = peak_flops(config, ranks.device)
     return {
         "machine": describe_machine(ranks.device) | {"ranks": ranks.world_size},
@@ -87,7 +97,7 @@ def report(
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """The device, the processor with its instruction sets, and what else the machine was doing."""
+    """Return the device, the processor with its instruction sets, and the load of the machine."""
     processor = this_processor()
     described: dict[str, Any] = {
         "device": device_name(device),
@@ -107,3 +117,39 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else this_processor().name
+
+
+def profile_steps(take_steps: Callable[[], None], device: torch.device) -> profile:
+    """Run `take_steps` under torch's profiler, which slows the host but not the device."""
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    profiler = profile(activities=activities, acc_events=True)
+    with profiler:
+        take_steps()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return profiler
+
+
+def top_operations(profiler: profile, device: torch.device, most: int = 15) -> list[Operation]:
+    """Return the slowest operations: kernels on CUDA, torch's operators on the CPU."""
+    rows = []
+    for event in profiler.key_averages():
+        if device.type == "cuda":
+            microseconds = event.self_device_time_total if event.device_type == DeviceType.CUDA else 0.0
+        else:
+            microseconds = event.self_cpu_time_total
+        rows.append((event.key, event.count, microseconds / 1000.0))
+    total = sum(milliseconds for _, _, milliseconds in rows) or 1.0
+    rows.sort(key=lambda row: -row[2])
+    return [Operation(*row, share=row[2] / total) for row in rows[:most]]
+
+
+def write_profile(profiler: profile, path: str, device: torch.device) -> None:
+    """Write a Chrome trace if the name ends in .json or .json.gz, else the table of operations as text."""
+    if path.endswith((".json", ".json.gz")):
+        profiler.export_chrome_trace(path)
+        return
+    order = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    Path(path).write_text(profiler.key_averages().table(sort_by=order, row_limit=200, max_name_column_width=100))

@@ -29,8 +29,7 @@ from trainer.checkpoint.format import (
     step_name,
     steps_in,
 )
-from trainer.checkpoint.late_scores import SCORE_FILES
-from trainer.checkpoint.retention import superfluous_in
+from trainer.checkpoint.late_scores import SCORE_FILES, superfluous_in
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import CheckpointSettings
 from trainer.distributed.process_group import Ranks, broadcast_object

@@ -33,8 +33,7 @@ from trainer.checkpoint.format import (
     step_folder,
     step_of,
 )
-from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, write_late_scores
-from trainer.checkpoint.retention import superfluous_in
+from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, superfluous_in, write_late_scores
 from trainer.checkpoint.tensors import TensorToWrite, write_tensors
 from trainer.config.custom_code import versions_of
 from trainer.config.run_config import RunConfig, without_secrets

@@ -17,7 +17,7 @@ class GradientSum(NamedTuple):
     """How gradients are summed over several ranks; the sum is fp32 where this project exchanges them."""
 
     is_exchanged: bool
-    """Whether `trainer/distributed/gradient_exchange.py` sums (each contribution is rounded once); else DeepSpeed."""
+    """Whether `trainer/distributed/gradient_reduction.py` sums (each contribution is rounded once); else DeepSpeed."""
     sent: str
     """Type on the wire: bf16, fp16 or fp32."""
 

@@ -1,18 +1,24 @@
 """Exit of a rank without blocking others: an error is printed once over all ranks, with its exit status.
 
-An error ends a rank at once, without waiting for collectives, so that those of other ranks fail instead of hanging.
+An error ends a rank at once, without waiting for collectives, so that those of other ranks fail instead of hanging. If
+ranks are lost, each rank keeps diagnostics in `output_dir/stacks`: the stacks of its threads in `rank-N.txt`, and on
+CUDA NCCL's record of its collectives in `nccl-rank-N`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import os
 import re
+import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import torch.distributed
@@ -22,12 +28,14 @@ from data_prep.base.known_secrets import hide_secrets
 from data_prep.base.log_file import flush_log_files, write_last_words
 from data_prep.base.terminal import paragraph
 from trainer.distributed import rank_environment as environment
-from trainer.distributed.board import Board
-from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, RankIsMissing, first_line
+from trainer.distributed.rank_environment import RECORD_PREFIX
+from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, Board, RankIsMissing, first_line
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+DISK_SECONDS = 5.0
+"""How long an exiting rank waits for the disk, which may be the cause."""
 _EXCHANGE_SECONDS = 5.0
 _FIRST = "first"
 _OF_ANOTHER = re.compile(r"error: rank \d+ ended the run: ")
@@ -56,8 +64,7 @@ class EndedByAnother(UserError):
 def run_rank(command: Callable[[], int]) -> NoReturn:
     """Run one rank's main function and end the process with the status it returns.
 
-    An error ends this rank at once, without waiting for collectives, so that the others' fail instead of hanging. A
-    `UserError` that every rank raises alike is printed by rank 0 alone.
+    A `UserError` that every rank raises alike is printed by rank 0 alone.
     """
     ignore_broken_pipe()
     try:
@@ -207,3 +214,65 @@ def end_process(exit_status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_status)
+
+
+def within(seconds: float, action: Callable[[], None]) -> str | None:
+    """Run the action in a thread for at most `seconds`; return why it failed, or None."""
+    errors: list[str] = []
+
+    def run() -> None:
+        try:
+            action()
+        except OSError as error:
+            errors.append(error.strerror or str(error))
+        except Exception as error:  # noqa: BLE001 - the process is about to end and reports this failure
+            errors.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        return f"not done within {seconds:g} s"
+    return errors[0] if errors else None
+
+
+def keep_stacks(folder: Path | None, rank: int, heading: str) -> None:
+    """Write the Python stacks of all threads to `folder/rank-N.txt`, or to standard error if that fails."""
+    if folder is not None:
+        path = folder / f"rank-{rank}.txt"
+        if (error := within(DISK_SECONDS, lambda: _write_stacks(path, heading))) is None:
+            return
+        print(f"rank {rank}: {path} cannot be written ({error}); the stacks follow here", file=sys.stderr, flush=True)
+    print(heading, file=sys.stderr, flush=True)
+    faulthandler.dump_traceback(sys.stderr)
+
+
+def _write_stacks(path: Path, heading: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        file.write(f"{at}, host {socket.gethostname()}\n{heading}\n")
+        file.flush()
+        faulthandler.dump_traceback(file)
+
+
+def keep_flight_record(folder: Path, rank: int, seconds: float, read: Callable[[], bytes] | None = None) -> None:
+    """Write NCCL's record of this rank's collectives to `folder/nccl-rank-N`; print a line if that fails.
+
+    NCCL's watchdog writes the same file after a timeout, but this process may end before. `read` is torch's own.
+    """
+    path = folder / f"{RECORD_PREFIX}{rank}"
+
+    def write() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((read or _read_record)())
+
+    if (error := within(seconds, write)) is not None:
+        problem = f"the record of its collectives cannot be written to {path} ({error})"
+        print(f"rank {rank}: {problem}", file=sys.stderr, flush=True)
+
+
+def _read_record() -> bytes:
+    # Private, and only in builds of torch with NCCL; 2.11 and 2.13 have it.
+    record: bytes = getattr(torch._C._distributed_c10d, "_dump_nccl_trace")()  # noqa: B009
+    return record

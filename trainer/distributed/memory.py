@@ -1,27 +1,48 @@
-"""Peak memory of a rank, and the error for too little memory."""
+"""Memory of a rank: freed memory that the C allocator keeps, peak memory, and the error for too little memory."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from data_prep.base.errors import UserError
-from trainer.distributed.process_group import Ranks, gather_objects
+
+if TYPE_CHECKING:
+    from trainer.distributed.process_group import Ranks
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # parameters of mallopt(3), from malloc.h
+_NEVER_TRIM = 2**31 - 1
+_TOP_PAD_BYTES = 64 << 20
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep freed memory of this process; return False where the C library has no `mallopt`.
+
+    By default glibc maps every large tensor with `mmap` and returns it to the system when it is freed, so each step
+    pays for the same pages again. Measured on 100 steps of `small_cpu`, one rank, one thread, start included: 34.3 s of
+    CPU time in the program and 16.7 s in the kernel by default, 31.9 s and 1.6 s with kept memory, and the same losses
+    (AMD EPYC, torch 2.13.0, 2026-11-24). Resident memory stays at its peak instead of falling between steps; the peak
+    itself is about the same.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # macOS, musl
+        return False
+    settings = {_MMAP_MAX: 0, _TRIM_THRESHOLD: _NEVER_TRIM, _TOP_PAD: _TOP_PAD_BYTES}
+    results = [mallopt(parameter, value) for parameter, value in settings.items()]
+    return results == [1] * len(settings)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Return the peak memory of this process: on CUDA the memory reserved by torch, else the resident set."""
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else _peak_resident_bytes()
-
-
-def peak_memory_of_ranks(ranks: Ranks) -> list[int]:
-    """Return `peak_memory_bytes` of every rank, on every rank."""
-    return gather_objects(peak_memory_bytes(ranks.device), ranks)
 
 
 @contextlib.contextmanager

@@ -6,15 +6,12 @@ Plain `python` is a world of one; the `deepspeed` launcher, torchrun and srun se
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import os
-import platform
 import socket
-import stat
-import tempfile
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,17 +20,16 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed
+from torch.distributed import BroadcastOptions, GatherOptions
 
 from data_prep.base.environment import environment_now
 from data_prep.base.errors import UserError
 from data_prep.base.processor import this_processor
-from data_prep.storage.storage import cache_folder
 from trainer.config.training_settings import DistributedSettings
 from trainer.distributed import rank_environment as environment
-from trainer.distributed.allocator import keep_freed_memory
 from trainer.distributed.exit import end_process, reports_lost_peer
+from trainer.distributed.memory import keep_freed_memory
 from trainer.distributed.rendezvous import RankIsMissing, first_line, interface_to_others, meet
-from trainer.distributed.stacks import flight_recorder_environment
 
 _chosen_here: set[str] = set()
 """Variables of the environment that this process set for DeepSpeed."""
@@ -48,7 +44,7 @@ class Ranks:
     local_rank: int
     device: torch.device
     host_group: torch.distributed.ProcessGroup | None = None
-    """All ranks over gloo, for the sums of `host_sums.py` alone; None on one rank."""
+    """All ranks over gloo, for the sums of `begin_sum_on_hosts` alone; None on one rank."""
     last_sum: list[Future[torch.Tensor]] = field(default_factory=list, compare=False, repr=False)
     """On rank 0, the sum that was begun last."""
 
@@ -64,7 +60,7 @@ def initialize_distributed(
     """Start the process group described by the environment; without a description, a world of one.
 
     `deterministic` makes torch use kernels that give the same bits every time (and fail where none exists); with an
-    `output_dir` NCCL writes the record of its collectives there after a timeout (`stacks.py`).
+    `output_dir` NCCL writes the record of its collectives there after a timeout.
 
     The backend is gloo on the CPU without a CUDA device (or with `DS_ACCELERATOR=cpu`), else nccl on `cuda:LOCAL_RANK`.
 
@@ -77,11 +73,11 @@ def initialize_distributed(
         torch.use_deterministic_algorithms(True)
     use_cuda = device_type() == "cuda"
     if output_dir is not None:
-        os.environ.update(flight_recorder_environment(output_dir, use_cuda, environment_now()))
+        os.environ.update(environment.flight_recorder_environment(output_dir, use_cuda, environment_now()))
     if "DS_ACCELERATOR" not in os.environ:
         os.environ["DS_ACCELERATOR"] = "cuda" if use_cuda else "cpu"
         _chosen_here.add("DS_ACCELERATOR")
-    set_caches_of_compilation()
+    environment.set_caches_of_compilation()
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # DeepSpeed imports MLflow
     import deepspeed.ops
 
@@ -293,63 +289,46 @@ def _complete_environment() -> None:
     environment.check_rank_environment()
 
 
-def set_caches_of_compilation() -> None:
-    """Set the environment variables for the folder of compiled code and the compiler threads, unless the user did."""
-    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
-    if can_be_made(compiled_folder()):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_folder()))
-    if (ranks_of_host := environment.local_world_size() or 1) > 1:  # else each of them takes all cores
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, cores // ranks_of_host)))
+def begin_sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
+    """Begin to sum a CPU tensor in other threads, and return a function that waits for the sum; `values` is unchanged.
 
-
-def extensions_folder() -> Path:
-    """Return a separate build folder: environments that share one rebuild it repeatedly and wait for its lock."""
-    return cache_folder() / "torch_extensions" / _build()
-
-
-def compiled_folder() -> Path:
-    """Return the folder in which torch.compile caches its results for the next start.
-
-    torch's default, a predictable name in /tmp, is lost with the job or at a reboot, and another user could create it
-    first and put code there. CPU graphs depend on the instruction set, which is not part of torch's keys.
-
-    Where several ranks run on this host, it is on the host's own disk: home folders of clusters are shared by all
-    hosts, whose ranks would create hundreds of files each in the same second.
+    All ranks begin their sums in one order; any number may run at once. The function raises errors of the network.
     """
-    of_host = _private_folder_of_host() if (environment.local_world_size() or 1) > 1 else None
-    return (of_host or cache_folder()) / "compiled" / f"{_build()}-{platform.machine()}-{_instruction_set()}"
+    total = values.clone()
+    if ranks.world_size == 1:
+        return lambda: total
+    group = ranks.host_group
+    assert group is not None, "several ranks"
+    if ranks.is_first:
+        return _begin_on_first(total, ranks)
+    gathered = group.gather([], [total.clone()], GatherOptions())
+    received = group.broadcast([total], BroadcastOptions())
+
+    def wait() -> torch.Tensor:
+        gathered.wait()
+        received.wait()
+        return total
+
+    return wait
 
 
-def _private_folder_of_host() -> Path | None:
-    """Return a folder for temporary files that only this user can write, created if missing.
+def _begin_on_first(total: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
+    group, future, before = ranks.host_group, Future[torch.Tensor](), list(ranks.last_sum)
+    assert group is not None
+    ranks.last_sum[:] = [future]
 
-    None if another user made it first, or others may write there, or nothing there can be executed.
-    """
-    folder = Path(tempfile.gettempdir(), f"clozeworks-{os.geteuid()}")
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()  # not that of what a link points to
-        is_private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
-        if is_private and not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
-            return folder
-    return None
+    def add_up() -> None:
+        for earlier in before:  # so that rank 0 gathers and broadcasts in the order in which the others do
+            earlier.exception()
+        try:
+            parts = total.new_empty((ranks.world_size, *total.shape))
+            group.gather([list(parts)], [total], GatherOptions()).wait()
+            torch.sum(parts, 0, out=total)
+            group.broadcast([total], BroadcastOptions()).wait()
+            future.set_result(total)
+        except BaseException as error:  # noqa: BLE001 - it is of whoever waits
+            future.set_exception(error)
 
-
-def can_be_made(folder: Path) -> bool:
-    """Return whether this process can write into the folder or create it."""
-    nearest = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
-    return os.access(nearest, os.W_OK)
-
-
-def _build() -> str:
-    return f"python{platform.python_version()}-torch{torch.__version__}"
-
-
-def _instruction_set() -> str:
-    """Return a short digest of the processor's features, or of its name if the system does not list them."""
-    described = platform.processor()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        described = next((line for line in lines if line.startswith(("flags", "Features"))), described)
-    return hashlib.sha256(described.encode()).hexdigest()[:8]
+    # A daemon: a process that ends must not wait for a rank that is lost.
+    threading.Thread(target=add_up, name="sum", daemon=True).start()
+    return future.result

@@ -7,30 +7,41 @@ torch's own rendezvous waits for the timeout of its collectives and reports how 
 missing. Here every rank registers in the store at the launcher's address. Rank 0 publishes that all have joined; a
 rank whose wait times out lists the missing ranks for all. The store of the process group later finds the port in use
 in the same process and shares it (`multi_tenant`).
+
+The ranks also learn the network interface between their hosts. By default gloo offers the address to which the host's
+name resolves. On many systems that is 127.0.1.1, to which no other host can connect. The route to the launcher's
+address yields a better one.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
+import psutil
 import torch.distributed
 
 from data_prep.base.errors import UserError
 from trainer.config.training_settings import DistributedSettings
-from trainer.distributed.board import Board
-from trainer.distributed.interface import common_peer, interface_towards, source_address
 
 LOST_RANK_EXIT_STATUS = 76
 """A rank crashed or hung (EX_PROTOCOL of sysexits.h): the same command resumes from the last checkpoint."""
+
+Name = TypeVar("Name", str, int)
+NONE = "none"
+"""In place of an address: there is none."""
 
 _TOPIC = "meeting"
 _OWNER, _ALL_JOINED, _FAILURE = "keeper", "all", "failure"
 """Names on the board besides the numbers of ranks, under which ranks post their addresses."""
 _POLL_SECONDS = 0.2
+_BOARD_POLL_SECONDS = 0.05
 _CONNECT_SECONDS = 5.0
 _FAILURE_SECONDS = 2.0
 """How long rank 0 keeps its store after a failure, so that the other ranks can read it."""
@@ -44,6 +55,61 @@ class RankIsMissing(UserError):
 
     def __init__(self, problem: str, *, fix: str, code: str = "rank-missing") -> None:
         super().__init__(problem, fix=fix, code=code)
+
+
+class Board:
+    """Texts of one topic by name, such as a rank, in the store at the launcher's address.
+
+    A text may be replaced by a newer one, and none is removed. Every method raises a `RuntimeError` of torch if the
+    store's owner is gone.
+    """
+
+    def __init__(self, store: torch.distributed.Store, topic: str) -> None:
+        self._store, self._topic = store, topic
+        self._seen: set[str] = set()
+
+    def post(self, name: str | int, text: str) -> None:
+        """Post a text for all ranks."""
+        self._store.set(self._key(name), text)
+
+    def post_first(self, name: str | int, text: str) -> None:
+        """Post a text unless there is one of this name."""
+        self._store.compare_set(self._key(name), "", text)
+
+    def read(self, name: str | int) -> str | None:
+        """Return the text of this name; None if no rank has posted it."""
+        key = self._key(name)
+        return self._store.get(key).decode() if self._is_there(key) else None
+
+    def read_all(self, names: Iterable[Name]) -> dict[Name, str]:
+        """Return the posted texts of these names: in two requests if all are there, in one if all were seen before."""
+        names = list(names)
+        unseen: set[str] = {self._key(name) for name in names} - self._seen
+        if len(unseen) > 1 and self._store.check([*unseen]):
+            self._seen |= unseen
+        there = [name for name in names if self._is_there(self._key(name))]
+        texts = self._store.multi_get([self._key(name) for name in there]) if there else []
+        return {name: text.decode() for name, text in zip(there, texts, strict=True)}
+
+    def has_all(self, names: Sequence[str | int]) -> bool:
+        """Return whether all of these names are posted."""
+        return self._store.check([self._key(name) for name in names])
+
+    def wait(self, names: Sequence[str | int], seconds: float) -> bool:
+        """Wait until all of these names are posted, for at most `seconds`; return whether they are."""
+        deadline = time.monotonic() + seconds
+        while not (are_there := self.has_all(names)) and time.monotonic() < deadline:
+            time.sleep(_BOARD_POLL_SECONDS)
+        return are_there
+
+    def _is_there(self, key: str) -> bool:
+        """Return whether a key exists, without a request once it was seen: a store would wait for a missing key."""
+        if key not in self._seen and self._store.check([key]):
+            self._seen.add(key)
+        return key in self._seen
+
+    def _key(self, name: str | int) -> str:
+        return f"clozeworks/{self._topic}/{name}"
 
 
 def meet(rank: int, world_size: int, settings: DistributedSettings) -> Board:
@@ -216,3 +282,45 @@ def _list_missing(ranks: list[int], world_size: int, timeout_seconds: int) -> st
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, or its class where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def source_address(destination: str) -> str:
+    """Return the address from which this host sends packets to `destination` (name or address); `NONE` if none."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(destination, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as connected:
+            connected.connect(address)  # sends nothing
+            return str(connected.getsockname()[0]).partition("%")[0]
+    except OSError:
+        return NONE
+
+
+def common_peer(addresses: Sequence[str]) -> str:
+    """Return an address to find the route to, for hosts on which the launcher's name resolves to the loopback.
+
+    `addresses` are the `source_address` to the launcher's address of each rank. `NONE` if all ranks are on one host.
+    """
+    reachable = [address for address in addresses if address != NONE and not is_loopback(address)]
+    return reachable[0] if reachable and len(set(addresses)) > 1 else NONE
+
+
+def interface_towards(launcher: str, peer: str) -> str | None:
+    """Return this host's interface to the others from the launcher's address and `common_peer`; None if unknown."""
+    if peer == NONE:
+        return None
+    address = source_address(launcher)
+    if address == NONE or is_loopback(address):
+        address = source_address(peer)
+    return None if address == NONE or is_loopback(address) else interface_of(address)
+
+
+def interface_of(address: str) -> str | None:
+    """Return the interface that has the address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return name
+    return None
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback

@@ -26,11 +26,18 @@ from typing import NoReturn
 import torch.distributed
 
 from trainer.config.run_settings import HealthSettings
-from trainer.distributed.board import Board
-from trainer.distributed.exit import end_with_last_line, error_of_another, is_lost_peer
+from trainer.distributed.exit import (
+    DISK_SECONDS,
+    end_with_last_line,
+    error_of_another,
+    is_lost_peer,
+    keep_flight_record,
+    keep_stacks,
+    within,
+)
 from trainer.distributed.process_group import Ranks
-from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, wait_for_answer
-from trainer.distributed.stacks import DISK_SECONDS, RECORD_SECONDS, keep_flight_record, keep_stacks, within
+from trainer.distributed.rank_environment import RECORD_SECONDS
+from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, Board, wait_for_answer
 
 _TOPIC, _FAILURE = "watchdog", "failure"
 _MAX_INTERVAL_SECONDS = 5.0

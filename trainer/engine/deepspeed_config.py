@@ -141,7 +141,7 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
         settings[config.training.precision] = {"enabled": True}
     if config.training.precision == "bf16" and zero_stage == 1 and not config.zero.offload_optimizer:
         # A gradient is added to its fp32 sum when it comes, by the same additions as after the backward, with two
-        # passes over it instead of four, and can be reduced at once (trainer/distributed/overlapped_reduction.py).
+        # passes over it instead of four, and can be reduced at once (trainer/distributed/gradient_reduction.py).
         settings["bf16"]["immediate_grad_update"] = True
     if zero_stage:
         settings["data_types"] = {"grad_accum_dtype": "fp32"}

@@ -27,14 +27,18 @@ from torch import nn
 from data_prep.base.errors import UsageError, UserError
 from trainer.config.custom_code import is_custom
 from trainer.config.run_config import RunConfig
-from trainer.distributed.gradient_exchange import norm_of_parts, open_route
+from trainer.distributed.gradient_reduction import OverlappedReduction, cut_into_buckets, norm_of_parts, open_route
 from trainer.distributed.memory import explain_out_of_memory
-from trainer.distributed.overlapped_reduction import OverlappedReduction, cut_into_buckets
 from trainer.distributed.process_group import Ranks, set_timeout_on_all_groups
 from trainer.engine import fragments
-from trainer.engine.custom_optimizer import check_states, explain_failure, settings_of_groups
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.optimizer import attach_partition, build_optimizer
+from trainer.engine.optimizer import (
+    attach_partition,
+    build_optimizer,
+    check_states,
+    explain_failure,
+    settings_of_groups,
+)
 
 
 class Engine:

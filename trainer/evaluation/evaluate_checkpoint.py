@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from data_prep.base.errors import run_command
-from trainer.distributed.side_process import end_with_parent
+from trainer.distributed.launcher import end_with_parent
 from trainer.evaluation.evaluate_suite import evaluate_suite, prepare_suite
 from trainer.evaluation.suite_result import SuiteResult
 from trainer.evaluation.suite_settings import SuiteRequest, load_suite

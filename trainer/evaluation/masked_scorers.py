@@ -21,7 +21,7 @@ from trainer.data.minimal_pairs import (
     Scorer,
     pair_scores,
 )
-from trainer.distributed.allocator import keep_freed_memory
+from trainer.distributed.memory import keep_freed_memory
 from trainer.inference.checkpoint_model import CheckpointMaskedLM
 from trainer.inference.fill_mask import FillMask, mask_reader
 from trainer.objectives.pretraining import PretrainingModel

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from data_prep.base.errors import UserError
-from trainer.distributed.allocator import keep_freed_memory
+from trainer.distributed.memory import keep_freed_memory
 from trainer.finetuning.finetune_settings import FitSettings
 from trainer.finetuning.tasks import Output
 from trainer.inference.batches import Collator, row_length

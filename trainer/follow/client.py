@@ -1,7 +1,7 @@
-"""What rank 0 keeps of the follower: it starts the process when something is due, and reads what that notes on disk.
+"""The follower of a run as rank 0 uses it: rank 0 starts the process when a job is due, and reads its notes from disk.
 
-Training waits for it at the end of the run alone. A run without a follower of its own (`checkpoint.follow`) attaches
-the scores that `clozeworks follow` notes.
+Training waits for the follower only at the end of the run. A run that starts no follower (`checkpoint.follow=false`)
+attaches the scores that `clozeworks follow` notes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted
 from trainer.config.run_config import RunConfig
-from trainer.distributed.side_process import failure_reason, side_environment
+from trainer.distributed.launcher import failure_reason
+from trainer.distributed.rank_environment import side_environment
 from trainer.follow.follower import KILL_SECONDS
 from trainer.follow.jobs import (
     STOP_SECONDS,
     CheckpointJob,
-    Registering,
     Scoring,
     any_failed,
     done_line,
@@ -32,20 +32,32 @@ from trainer.follow.jobs import (
     failure_line,
     jobs_of,
 )
-from trainer.follow.notes import BRANCH, Notes, add_note, end_of_notes, read_notes, stamp
-from trainer.follow.scores import add_to_status, attach, reopened_run, unattached
+from trainer.follow.notes import (
+    BRANCH,
+    REGISTER,
+    SCORE,
+    Notes,
+    add_note,
+    add_to_status,
+    attach,
+    end_of_notes,
+    read_notes,
+    reopened_run,
+    stamp,
+    unattached,
+)
 from trainer.tracking.tracker import MetricLog
 
 _POLL_SECONDS = 1.0
 MOST_DEATHS = 2
-"""A follower that dies so often in a row is not started again."""
+"""A follower that crashes so often in a row is not started again."""
 
 
 class FollowerClient:
     """The follower of a run, as rank 0 sees it (`trainer.loop.checkpoints.Follower`)."""
 
     def __init__(self, config: RunConfig, warn: Callable[[str], None], log: Callable[[str], None]) -> None:
-        """Raises UsageError if the suite cannot be read."""
+        """Read the notes of earlier starts; a suite that cannot be read raises UsageError."""
         self._config, self._warn, self._log = config, warn, log
         self._output_dir = Path(config.output_dir)
         self._since = end_of_notes(self._output_dir)
@@ -59,7 +71,7 @@ class FollowerClient:
         self._reported = {key: note for key, note in notes.items() if note not in missing}
 
     def submit(self) -> None:
-        """Have what is due done, also what earlier starts left; returns at once."""
+        """Start the jobs that are due, also those that earlier starts left; return at once."""
         due = self._due(self._jobs)
         try:
             for job, step in due:
@@ -70,7 +82,7 @@ class FollowerClient:
         self._start(self._jobs)
 
     def go_back(self, step: int) -> None:
-        """Forget what was done for later steps, which a new branch saves again; call it before any `submit`."""
+        """Drop the notes of later steps, which a new branch saves again; call it before any `submit`."""
         if all(note.step <= step for note in self._notes().values()):
             return
         try:
@@ -79,9 +91,9 @@ class FollowerClient:
             self._warn(f"{error.problem}; a restart may leave checkpoints of the new branch unregistered")
 
     def attach(self, log_to: MetricLog | None) -> dict[str, float]:
-        """Report what ended since the last call; log new scores at the steps of their checkpoints, and return them.
+        """Report the jobs that ended since the last call; log new scores at the steps of their checkpoints.
 
-        With None new scores are left to the next call, or to the next start.
+        Returns the new scores. With `log_to=None` they are left to the next call, or to the next start.
         """
         if self._process is not None and self._process.poll() is not None:
             self._start(self._jobs)
@@ -91,7 +103,7 @@ class FollowerClient:
         self._stamp = changed if log_to is not None else None
         metrics: dict[str, float] = {}
         for key, note in sorted(notes.items(), key=lambda item: item[1].position):
-            is_score = note.job == Scoring.name and note.state == "done"
+            is_score = note.job == SCORE and note.state == "done"
             if note.state == "pending" or note == self._reported.get(key) or (is_score and log_to is None):
                 continue
             self._reported[key] = note
@@ -106,7 +118,7 @@ class FollowerClient:
     def stop(self, mark: Callable[[str], None] = lambda doing: None) -> None:
         """End the follower: a suite at once, a registration after `STOP_SECONDS`; the next start does the rest.
 
-        `mark` is called again and again while it waits (`trainer/distributed/watchdog.py`).
+        `mark` is called repeatedly during the wait (`trainer/distributed/watchdog.py`).
         """
         process, self._process = self._process, None
         if process is not None:
@@ -123,7 +135,7 @@ class FollowerClient:
         if not self._config.checkpoint.follow:
             self._leave(self._due(self._jobs))
             return
-        for _, step in self._due([job for job in self._jobs if job.name == Registering.name]):
+        for _, step in self._due([job for job in self._jobs if job.name == REGISTER]):
             self._warn(f"the checkpoint of step {step:,} is registered by the next start of the run")
 
     def abandon(self) -> None:
@@ -132,9 +144,10 @@ class FollowerClient:
             self._process.terminate()
 
     def finish_scores(self, should_stop: Callable[[], bool]) -> None:
-        """Wait for the suites of a finished run, and attach their scores to it; the run's own tracker is closed.
+        """Wait for the suites of a finished run, whose tracker is closed, and attach their scores to it.
 
-        It waits for `evaluation.suite_wait_seconds` at most, and until `should_stop`; what is left is stopped.
+        The wait ends after `evaluation.suite_wait_seconds`, or when `should_stop` is true; unfinished suites are then
+        stopped.
         """
         scoring = [job for job in self._jobs if isinstance(job, Scoring)]
         seconds = self._config.evaluation.suite_wait_seconds
@@ -156,8 +169,8 @@ class FollowerClient:
             add_to_status(self._output_dir, metrics, self._warn)
 
     def finish(self, should_stop: Callable[[], bool]) -> bool:
-        """Wait for the registrations of a finished run, or until `should_stop`; whether everything due was done."""
-        registering = [job for job in self._jobs if job.name == Registering.name]
+        """Wait for the registrations of a finished run, or until `should_stop`; return whether no job is left."""
+        registering = [job for job in self._jobs if job.name == REGISTER]
         while not should_stop() and self._start(registering):
             self._wait(_POLL_SECONDS)
         if self._process is not None and self._process.poll() is None:
@@ -172,22 +185,22 @@ class FollowerClient:
         return not any_failed(self._jobs, self._notes(), self._since)
 
     def _awaited(self) -> str:
-        """What the process of the follower does that a stop waits for, in words."""
+        """Describe the work of the follower that a stop waits for."""
         under_way = [note for note in self._notes().values() if note.state == "pending"]
         newest = max(under_way, key=lambda note: note.position, default=None)
-        if newest is not None and newest.job == Registering.name:
+        if newest is not None and newest.job == REGISTER:
             return "waiting for the registration of a checkpoint"
         return "waiting for the end of a suite" if newest is not None else "waiting for the end of the follower"
 
     @property
     def _later(self) -> str:
-        """What does the jobs that this start does not do."""
+        """The command or start that does the jobs which this start does not do."""
         if self._config.checkpoint.follow:
             return "the next start of the run"
         return f"`{shlex.join(['clozeworks', 'follow', str(self._output_dir)])}`"
 
     def _leave(self, due: Sequence[tuple[CheckpointJob, int]]) -> None:
-        """Name the command that does what is due, which a run without a follower leaves to it."""
+        """Log the command that does the due jobs of a run without a follower."""
         if due:
             verb = "is" if len(due) == 1 else "are"
             self._log(f"{counted(len(due), 'job')} on checkpoints {verb} due: {self._later}")
@@ -208,7 +221,7 @@ class FollowerClient:
             return {}
 
     def _start(self, jobs: Sequence[CheckpointJob]) -> bool:
-        """Have a follower do what is due of these jobs; whether one does."""
+        """Start a follower if one of these jobs is due and none runs; return whether one runs."""
         if self._process is not None:
             if (status := self._process.poll()) is None:
                 return True
@@ -219,11 +232,8 @@ class FollowerClient:
                 self._warn(f"{failure_reason(status, '', 'follower')}; training continues; {rest}")
         if not self._config.checkpoint.follow or self._deaths >= MOST_DEATHS or not self._due(jobs):
             return False
-        request = {
-            "config": self._config.model_dump(mode="json"),
-            "jobs": [job.name for job in jobs],
-            "since": self._since,
-        }
+        names = [job.name for job in jobs]
+        request = {"config": self._config.model_dump(mode="json"), "jobs": names, "since": self._since}
         try:
             self._process = subprocess.Popen(
                 follower_command(), stdin=subprocess.PIPE, env=side_environment(), text=True, process_group=0
@@ -238,7 +248,7 @@ class FollowerClient:
         return True
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the end of the follower, so many seconds at most."""
+        """Wait for the end of the follower, at most so many seconds."""
         if self._process is None:
             time.sleep(seconds)
             return
@@ -247,5 +257,5 @@ class FollowerClient:
 
 
 def follower_command() -> list[str]:
-    """Return what starts a follower that ends with this process."""
+    """Return the command of a follower that ends with this process."""
     return [sys.executable, "-m", "trainer.follow.follower", str(os.getpid())]

@@ -1,9 +1,9 @@
 """The process that does the jobs on the checkpoints of a run, one after the other.
 
-`python -m trainer.follow.follower PID` is started by rank 0 (its process id is PID) whenever something is due, and ends
-with it, or once nothing is due. The configuration comes as JSON on standard input: an address may hold a password, and
-command lines are seen by all. All else is read from the disk and noted there. `clozeworks follow` works in the same
-way, for as long as the run is active, and then attaches the scores that the run did not.
+Rank 0 starts `python -m trainer.follow.follower PID`, where PID is its own process id, whenever a job is due. The
+process ends with rank 0, or once no job is due. It reads the configuration as JSON from standard input, because a URL
+may contain a password and everybody sees command lines. Everything else is read from the disk and noted there.
+`clozeworks follow` does the same as long as the run is active, and then attaches the scores that the run left.
 """
 
 from __future__ import annotations
@@ -29,24 +29,35 @@ from data_prep.storage.locks import IsHeld, hold_lock
 from trainer.checkpoint.format import checkpoints_folder, list_steps, step_folder
 from trainer.checkpoint.late_scores import evaluation_of
 from trainer.config.run_config import RunConfig
-from trainer.distributed.side_process import end_with_parent, failure_reason, side_environment
+from trainer.distributed.launcher import end_with_parent, failure_reason
+from trainer.distributed.rank_environment import side_environment
+from trainer.distributed.stop_signal import STOP_SIGNALS
 from trainer.follow.jobs import CheckpointJob, any_failed, done_line, due_jobs, failure_line, jobs_of
-from trainer.follow.notes import Note, add_note, check_result, end_of_notes, read_notes
-from trainer.follow.scores import add_to_status, attach, reopened_run, unattached
+from trainer.follow.notes import (
+    Note,
+    add_note,
+    add_to_status,
+    attach,
+    check_result,
+    end_of_notes,
+    read_notes,
+    reopened_run,
+    unattached,
+)
 from trainer.tracking.process_identity import is_alive
 from trainer.tracking.status import DEAD_AFTER_SECONDS, read_status
 
 LOG = logger(__name__)
 
 KILL_SECONDS = 5.0
-"""How long a registration that is ended may take to mark its model as failed."""
+"""How long a registration that was asked to end may take to mark its model as failed."""
 _POLL_SECONDS = 0.2
 LOOK_SECONDS = 2.0
-"""Between two looks at the checkpoints of an active run."""
+"""Time between two looks at the checkpoints of an active run."""
 
 
 class CheckpointFollower:
-    """Does what is due in an output directory; a signal stops it."""
+    """Does the due jobs of an output directory, until a signal stops it."""
 
     def __init__(
         self,
@@ -55,14 +66,14 @@ class CheckpointFollower:
         since: int,
         report: Callable[[Note], None] = lambda note: None,
     ) -> None:
-        """`report` gets the note of each end; what failed from the byte `since` of the notes on stays."""
+        """`report` gets the note of each result; jobs that failed after the byte `since` of the notes stay failed."""
         self._jobs, self._output_dir, self._since, self._report = jobs, output_dir, since, report
         self.stopped_by: int | None = None
-        """Number of the signal that asked for a stop."""
+        """Number of the signal that requested the stop."""
 
     def stop_on_signals(self) -> None:
-        """Stop on the signals that stop a run, which may reach all processes of a job."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        """Stop on the signals that stop a run, because a scheduler may send them to all processes of a job."""
+        for number in STOP_SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # under nohup
                 signal.signal(number, lambda number, _: self._stop(number))
 
@@ -70,11 +81,11 @@ class CheckpointFollower:
         self.stopped_by = self.stopped_by or number
 
     def has_work(self) -> bool:
-        """Whether something is due, and no stop was asked for."""
+        """Return whether a job is due and no stop was requested."""
         return self.stopped_by is None and bool(due_jobs(self._jobs, self._output_dir, self._since))
 
     def work(self) -> None:
-        """Do what is due until nothing is, or a stop.
+        """Do jobs until none is due, or a stop.
 
         Raises:
             UserError: the output directory cannot be read or written.
@@ -86,7 +97,7 @@ class CheckpointFollower:
 
     def _do(self, job: CheckpointJob, step: int) -> None:
         notes = read_notes(self._output_dir)
-        if job.is_noted(step, notes):  # and a kill came before what follows
+        if job.is_noted(step, notes):  # a process was killed between the note and what follows it
             job.conclude(notes[job.name, step])
             return
         add_note(self._output_dir, job.name, step, "pending")
@@ -119,8 +130,8 @@ class CheckpointFollower:
     def _answer(self, job: CheckpointJob, request: str) -> subprocess.CompletedProcess[str] | None:
         """Return how the process of a job ended; None if a stop ended it.
 
-        It has a group of its own, so that a signal of a terminal ends it through the stop alone. A thread talks to it:
-        `communicate` with a timeout may never send the request on a busy machine.
+        The process has a group of its own, so that a signal from a terminal reaches it only through the stop. A thread
+        talks to it: `communicate` with a timeout may never send the request on a busy machine.
         """
         pipe, command = subprocess.PIPE, job_command(job.module)
         process = subprocess.Popen(
@@ -150,7 +161,7 @@ class CheckpointFollower:
 
 
 def job_command(module: str) -> list[str]:
-    """Return what does a job for this process, and ends with it."""
+    """Return the command of a process that does a job, and ends with this process."""
     return [sys.executable, "-m", module, str(os.getpid())]
 
 
@@ -159,12 +170,12 @@ def only_follower(output_dir: Path) -> Iterator[None]:
     """Keep other followers from an output directory during the block.
 
     Raises:
-        IsHeld: another one works there.
+        IsHeld: another follower works there.
         UserError: the directory cannot be written.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
-            held.enter_context(hold_lock(checkpoints_folder(output_dir)))
+            stack.enter_context(hold_lock(checkpoints_folder(output_dir)))
         except IsHeld as error:
             raise IsHeld(
                 f"another follower ({error.holder}) works on {output_dir}",
@@ -176,7 +187,7 @@ def only_follower(output_dir: Path) -> Iterator[None]:
 
 
 def follow(config: RunConfig, log: Callable[[str], None], warn: Callable[[str], None]) -> int:
-    """Do what is due until the run is no longer active and nothing is due; returns the exit status.
+    """Do jobs until the run is no longer active and no job is due; return the exit status.
 
     Raises:
         IsHeld: another follower works on the output directory.
@@ -212,12 +223,12 @@ def follow(config: RunConfig, log: Callable[[str], None], warn: Callable[[str], 
 
 
 def is_unevaluated(output_dir: Path, step: int) -> bool:
-    """Whether the run itself still has to evaluate the checkpoint."""
+    """Return whether the run itself still has to evaluate the checkpoint."""
     return evaluation_of(step_folder(output_dir, step)).state == "pending"
 
 
 def is_active(output_dir: Path) -> bool:
-    """Whether the run of the directory trains, as far as its status tells."""
+    """Return whether the run of the directory trains, as far as its status shows."""
     status = read_status(output_dir)
     if status is None or status.state != "running":
         return False
@@ -226,7 +237,7 @@ def is_active(output_dir: Path) -> bool:
 
 
 def attach_to_ended_run(config: RunConfig, warn: Callable[[str], None]) -> bool:
-    """Attach the scores that the run did not; False while a process of the run still works in the directory."""
+    """Attach the scores that the run did not attach; return False while a process of the run works in the directory."""
     output_dir, metrics = Path(config.output_dir), dict[str, float]()
     if not unattached(output_dir, read_notes(output_dir)):
         return True

@@ -1,7 +1,7 @@
-"""The jobs that follow a checkpoint: scores of a suite, then registration. Each is done by a process of its own.
+"""The jobs that follow a checkpoint: scores of a suite, then registration. A process of its own does each job.
 
-What is due follows from the configuration and the complete checkpoints on disk, and what was done from the notes
-(`trainer/follow/notes.py`), so that nothing is lost or done twice, whoever was killed when.
+The configuration and the complete checkpoints on disk say which jobs are due, and the notes (`trainer/follow/notes.py`)
+which jobs were done. So no job is lost or done twice, whatever process is killed at any time.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from trainer.checkpoint.format import list_steps, step_folder
 from trainer.checkpoint.late_scores import LateScores, evaluation_of, read_late_scores, write_late_scores
 from trainer.config.run_config import RunConfig
 from trainer.evaluation.suite_settings import SuiteRequest, load_suite
-from trainer.follow.notes import Note, Notes, read_notes
-from trainer.registry.registration_request import RegistrationRequest
+from trainer.follow.notes import REGISTER, SCORE, Note, Notes, read_notes
+from trainer.registry.register_checkpoint import RegistrationRequest
 
 RESULTS_FOLDER = "evaluations"
 STOP_SECONDS = 10.0
-"""How long a stop waits for the registration under way; a scheduler may kill the run after 30 seconds."""
+"""How long a stop waits for a running registration; a scheduler may kill the run after 30 seconds."""
 
 
 class CheckpointJob(ABC):
@@ -30,9 +30,10 @@ class CheckpointJob(ABC):
 
     name: ClassVar[str]
     module: ClassVar[str]
-    """Does the work as `python -m MODULE PID`: a request as JSON on standard input, a result as its last line."""
+    """Does the work as `python -m MODULE PID`: it reads a request as JSON from standard input, and prints its result as
+    JSON on its last line."""
     stop_seconds: ClassVar[float]
-    """How long a stop waits for the work under way."""
+    """How long a stop waits for running work."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config, self.output_dir = config, Path(config.output_dir)
@@ -43,29 +44,29 @@ class CheckpointJob(ABC):
 
     @abstractmethod
     def request(self, step: int, notes: Notes) -> dict[str, Any]:
-        """Return what the process is asked for."""
+        """Return the request for the process."""
 
     @abstractmethod
     def describe(self, step: int) -> str:
         """Describe the work in words."""
 
     def is_noted(self, step: int, notes: Notes) -> bool:
-        """Whether the newest note says that this very work is done."""
+        """Whether the newest note says that this work is done."""
         note = notes.get((self.name, step))
         return note is not None and note.state == "done" and self.is_own(note)
 
     def is_done(self, step: int, notes: Notes) -> bool:
-        """Whether nothing is left to do, also of what follows the note."""
+        """Whether the work is done, with everything that follows its note."""
         return self.is_noted(step, notes)
 
     def has_failed(self, step: int, notes: Notes, since: int) -> bool:
-        """Whether the newest note is of a failure of this very work from the byte `since` of the notes on."""
+        """Whether the newest note is of a failure of this work, from the byte `since` of the notes on."""
         note = notes.get((self.name, step))
         return note is not None and note.state == "failed" and note.position >= since and self.is_own(note)
 
     @abstractmethod
     def is_own(self, note: Note) -> bool:
-        """Whether an end is of what this configuration sets: `clozeworks follow` may do other work on the run."""
+        """Whether a note is of the suite or name of this configuration: `clozeworks follow` may work with others."""
 
     @abstractmethod
     def mark(self, step: int) -> None:
@@ -73,24 +74,25 @@ class CheckpointJob(ABC):
 
     @abstractmethod
     def conclude(self, note: Note) -> None:
-        """Do what follows the note of an end; it is repeated if a kill came between."""
+        """Do what follows the note of a result or failure; repeated if the process was killed before this."""
 
     def result_of(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what is noted of the answer of the process."""
+        """Return the fields of the process's answer that are noted."""
         return answer
 
     def failure(self, step: int, notes: Notes) -> Mapping[str, Any]:
-        """Return what is noted of a failure besides its reason."""
+        """Return the fields of a note of failure except the reason."""
         return {}
 
 
 class Scoring(CheckpointJob):
     """Evaluate a checkpoint on the suite of `evaluation.suite`.
 
-    `scores.json` in the checkpoint says that scores are pending, which keeps it (`trainer/checkpoint/retention.py`).
+    While `scores.json` in the checkpoint says that scores are pending, the checkpoint is kept
+    (`trainer/checkpoint/late_scores.py`).
     """
 
-    name = "score"
+    name = SCORE
     module = "trainer.evaluation.evaluate_checkpoint"
     stop_seconds = 0.0
 
@@ -149,7 +151,7 @@ class Scoring(CheckpointJob):
 class Registering(CheckpointJob):
     """Register a checkpoint as a version of `registry.name`, unless it is a link to one of another run."""
 
-    name = "register"
+    name = REGISTER
     module = "trainer.registry.register_checkpoint"
     stop_seconds = STOP_SECONDS
 
@@ -167,23 +169,23 @@ class Registering(CheckpointJob):
         return f"step {step:,}: register as {self.config.registry.name}"
 
     def is_own(self, note: Note) -> bool:
-        """A note that was replaced by one of another name costs a request: the registry reuses its version."""
+        """See the base class. A registration whose note was replaced is repeated: the registry reuses the version."""
         return note.position < 0 or bool(note.result["name"] == self.config.registry.name)
 
     def mark(self, step: int) -> None:
-        """Do nothing: the checkpoints that are registered are those that stay."""
+        """Do nothing: a checkpoint that is registered is one that stays."""
 
     def conclude(self, note: Note) -> None:
-        """Do nothing: the note is all."""
+        """Do nothing: nothing follows the note."""
 
     def failure(self, step: int, notes: Notes) -> Mapping[str, Any]:
         request = self._request(step, notes)
         return {"name": request.name, "command": request.command()}
 
     def _request(self, step: int, notes: Notes) -> RegistrationRequest:
-        """What to register; an alias moves only where no later step of the run was registered.
+        """Return the request, with an alias only if no later step of the run was registered.
 
-        The notes may lack that: the registry is asked too (`trainer/registry/register_checkpoint.py`).
+        The notes may lack a later step, so the process asks the registry too.
         """
         settings = self.config.registry
         assert settings.name is not None, "a name is configured"
@@ -205,17 +207,17 @@ def jobs_of(config: RunConfig) -> list[CheckpointJob]:
     """Return the jobs that the configuration sets, in the order in which a checkpoint gets them.
 
     Raises:
-        UsageError: the suite cannot be read, or a setting of it is wrong.
+        UsageError: the suite cannot be read, or one of its settings is wrong.
     """
     scoring = [Scoring(config)] if config.evaluation.suite is not None else []
     return [*scoring, *([Registering(config)] if config.registry.name is not None else [])]
 
 
 def due_jobs(jobs: Sequence[CheckpointJob], output_dir: Path, since: int) -> list[tuple[CheckpointJob, int]]:
-    """Return the jobs that are to be done, each with its step, in the order in which they are done.
+    """Return the jobs that are due, each with its step, in the order in which they are done.
 
-    A gate may need all scores: a checkpoint that the run has not evaluated yet has to wait. What failed from the
-    byte `since` of the notes on (`end_of_notes` at the start) is left to the next start.
+    A gate may need all scores, so a checkpoint waits until the run has evaluated it. A job that failed after the byte
+    `since` of the notes (`end_of_notes` at the start) is left to the next start.
     """
     notes = read_notes(output_dir)
     complete = sorted(list_steps(output_dir)[0])
@@ -229,14 +231,14 @@ def due_jobs(jobs: Sequence[CheckpointJob], output_dir: Path, since: int) -> lis
 
 
 def any_failed(jobs: Sequence[CheckpointJob], notes: Notes, since: int) -> bool:
-    """Whether one of these jobs failed on a checkpoint, from the byte `since` of the notes on."""
+    """Return whether one of these jobs failed on a checkpoint, from the byte `since` of the notes on."""
     return any(job.has_failed(step, notes, since) for job in jobs for _, step in notes)
 
 
 def done_line(note: Note, notes: Notes) -> str:
-    """Format what a job gave, for the log."""
+    """Format the result of a job for the log."""
     result = note.result
-    if note.job == Scoring.name:
+    if note.job == SCORE:
         listed = ", ".join(f"{name.removeprefix('suite/')} {value:.4f}" for name, value in result["metrics"].items())
         return f"step {note.step} | suite {listed}"
     newest = _newest_registered(notes, result["name"])
@@ -246,9 +248,9 @@ def done_line(note: Note, notes: Notes) -> str:
 
 
 def failure_line(note: Note, later: str = "the next start of the run") -> str:
-    """Format why a job failed, for a warning; `later` says in words what tries it again."""
+    """Format the failure of a job for a warning; `later` names what tries it again."""
     result = note.result
-    if note.job == Scoring.name:
+    if note.job == SCORE:
         return (
             f"suite {result['suite']} failed on the checkpoint of step {note.step:,}: {result['reason']}; "
             f"{later} tries it again"
@@ -260,5 +262,5 @@ def failure_line(note: Note, later: str = "the next start of the run") -> str:
 
 
 def _newest_registered(notes: Notes, name: str) -> int:
-    done = (note for note in notes.values() if note.job == Registering.name and note.state == "done")
+    done = (note for note in notes.values() if note.job == REGISTER and note.state == "done")
     return max((note.step for note in done if note.position < 0 or note.result["name"] == name), default=-1)

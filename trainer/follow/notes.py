@@ -1,10 +1,13 @@
-"""`jobs.jsonl` of an output directory: which jobs on which checkpoints were begun, done, or failed.
+"""`jobs.jsonl` of an output directory: the jobs on checkpoints that were begun, done or failed, and their results.
 
 Each line is `{"job": "score", "step": 10, "state": "pending", "at": seconds since 1970, ...}`; a later line of the same
-job and step replaces an earlier one. Lines are appended. A line that a kill tore is ignored, and one of an unknown job,
-or without a field that the end of a job has (`RESULTS`). A line of the job `branch` drops the notes of later steps,
+job and step replaces an earlier one. Lines are appended. Readers ignore a line that a kill tore, one of an unknown job,
+and one that lacks a field of its kind (`RESULTS`). A line of the job `branch` drops the notes of later steps,
 whose checkpoints another branch saves again. `registered.jsonl`, which earlier releases wrote, is read as the beginning
 of the file.
+
+Scores go from the notes to the MLflow run, the history and the status of a run. The history lists the scores that were
+attached, so that none is attached twice.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,10 +25,15 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
+from trainer.config.run_config import RunConfig
+from trainer.tracking.journal import read_record
+from trainer.tracking.status import Scored, Started, add_metrics, append_history, read_history
+from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
 
 JOBS_NAME = "jobs.jsonl"
 REGISTERED_NAME = "registered.jsonl"
-BRANCH = "branch"
+SCORE, REGISTER, BRANCH = "score", "register", "branch"
+"""Names of jobs, and of the line that drops notes."""
 
 NoteState = Literal["pending", "done", "failed"]
 
@@ -72,23 +80,23 @@ RESULTS: Mapping[tuple[str, NoteState], type[_Fields]] = {
     ("register", "done"): _Version,
     ("register", "failed"): _FailedRegistration,
 }
-"""What the result of a job has by the state of its note; that of another one may have anything."""
+"""The fields of a result by job and state; notes of other states may have any fields."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """What is known of a job on the checkpoint of a step."""
+    """The state of a job on the checkpoint of a step."""
 
     job: str
     step: int
     state: NoteState
     result: Mapping[str, Any] = field(default_factory=dict)
-    """What the job gave, or the reason of its failure; the other fields of the line."""
+    """The result of the job, or the reason for its failure; the other fields of the line."""
     at: float = 0.0
-    """When it was noted, in seconds since 1970; 0 in notes of earlier releases."""
+    """Time of the note, in seconds since 1970; 0 in notes of earlier releases."""
     position: int = -1
-    """Where its line begins in `jobs.jsonl`, in bytes: later notes are after it, whatever the clock does; -1 in notes
-    of earlier releases."""
+    """Byte of `jobs.jsonl` at which the line begins: it orders notes, whatever the clock does; -1 in notes of earlier
+    releases."""
 
 
 Notes = Mapping[tuple[str, int], Note]
@@ -131,11 +139,8 @@ def add_note(output_dir: Path, job: str, step: int, state: NoteState, result: Ma
 
 
 def end_of_notes(output_dir: Path) -> int:
-    """Return where the next note will begin, in bytes: the notes of this start are those from there on."""
-    try:
-        return (output_dir / JOBS_NAME).stat().st_size
-    except OSError:
-        return 0
+    """Return the byte at which the next note will begin: the notes of this start are those from there on."""
+    return (stamp(output_dir) or (0, 0))[0]
 
 
 def check_result(job: str, state: NoteState, result: Mapping[str, Any]) -> None:
@@ -149,12 +154,69 @@ def check_result(job: str, state: NoteState, result: Mapping[str, Any]) -> None:
 
 
 def stamp(output_dir: Path) -> tuple[int, int] | None:
-    """Return what changes when a note is added; None without notes."""
+    """Return size and time of the last change of the notes, which a new note changes; None without notes."""
     try:
         status = (output_dir / JOBS_NAME).stat()
     except OSError:
         return None
     return status.st_size, status.st_mtime_ns
+
+
+def unattached(output_dir: Path, notes: Notes) -> list[Note]:
+    """Return the notes whose scores are not in the history, in the order of their steps.
+
+    A start from an earlier step branches or repeats the later steps, whose scores are attached again: an MLflow run
+    keeps the first value of a step.
+    """
+    attached: dict[int, set[str]] = {}
+    for event in read_history(output_dir):
+        if isinstance(event, Started):
+            attached = {step: names for step, names in attached.items() if step <= event.step}
+        elif isinstance(event, Scored):
+            attached.setdefault(event.step, set()).update(event.metrics)
+    scored = [note for note in notes.values() if note.job == SCORE and note.state == "done"]
+    missing = [note for note in scored if not note.result["metrics"].keys() <= attached.get(note.step, set())]
+    return sorted(missing, key=lambda note: note.step)
+
+
+def attach(note: Note, output_dir: Path, log_to: MetricLog, warn: Callable[[str], None]) -> dict[str, float]:
+    """Log the scores of a note at the step of its checkpoint, and return them."""
+    metrics: dict[str, float] = dict(note.result["metrics"])
+    log_to.log(note.step, metrics)
+    try:
+        append_history(output_dir, "scored", {"step": note.step, "metrics": metrics})
+    except OSError as error:
+        warn(f"{output_dir} cannot be written ({error.strerror}); scores of step {note.step:,} may be attached twice")
+    return metrics
+
+
+@contextlib.contextmanager
+def reopened_run(config: RunConfig, warn: Callable[[str], None]) -> Iterator[MetricLog]:
+    """Open the MLflow run of a run that has ended, and close it with the same status.
+
+    The caller has locked the output directory: one process at a time writes these metrics.
+    """
+    output_dir = Path(config.output_dir)
+    record = read_record(output_dir / "tracking")
+    if record is None:
+        warn(f"{output_dir}/tracking has no MLflow run; the scores are in its checkpoints and history")
+        yield NullTracker()
+        return
+    tracker = Tracker.open(config.tracking, output_dir, warn, choice="")
+    try:
+        yield tracker
+    finally:
+        tracker.close(
+            "FINISHED" if record.status == "FINISHED" else "FAILED" if record.status == "FAILED" else "KILLED"
+        )
+
+
+def add_to_status(output_dir: Path, metrics: dict[str, float], warn: Callable[[str], None]) -> None:
+    """Add the newest scores to the status of a run that has ended."""
+    try:
+        add_metrics(output_dir, metrics)
+    except OSError as error:
+        warn(f"{output_dir} cannot be written ({error.strerror}); its status lacks the newest scores")
 
 
 def _read_registrations(path: Path) -> Iterator[Note]:

@@ -12,34 +12,46 @@ The folder is written under a temporary name beside its own and gets its name on
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.local_paths import home_in
-from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.checkpoint.average import Weighting, average_checkpoints, average_coefficients
+from data_prep.base.packages import installed_version
+from data_prep.base.settings import to_yaml
+from data_prep.storage import storage
+from data_prep.tokenizer.foreign_files import FILE_NAMES, TOKENIZER_CONFIG_NAME
+from data_prep.tokenizer.hugging_face_tokenizer import write_hugging_face_tokenizer
+from data_prep.tokenizer.tokenizer import MODEL_NAME, Tokenizer
+from data_prep.tokenizer.tokenizer_report import REPORT_NAME
 from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
-from trainer.config.objective_settings import MASKED_LM
-from trainer.config.run_config import RunConfig
+from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS
+from trainer.config.run_config import RunConfig, without_secrets
 from trainer.hf_export.export_source import read_source
-from trainer.hf_export.exported_files import write_model, write_origin, write_sentence_transformer, write_tokenizer
-from trainer.hf_export.model_card import TrainingFacts
+from trainer.hf_export.model_card import TrainingFacts, model_card
 from trainer.hf_export.parity import ParityReport, check_export
-from trainer.model.hugging_face import family_in_transformers
+from trainer.model.hugging_face import family_in_transformers, hugging_face_config, to_hugging_face
 from trainer.objectives.pretraining import PretrainingModel
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.average import Weighting
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "sentencepiece")
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written and what was checked."""
+    """The exported checkpoint, and the results of the checks."""
 
     checkpoint: str | None
     """Name of the checkpoint folder."""
@@ -62,20 +74,16 @@ def export_checkpoint(checkpoint: str | Path, output: str | Path) -> ExportRepor
 
 
 def last_checkpoints(run: Path, num_checkpoints: int) -> list[Path]:
-    """Return the newest complete checkpoints of a run's output directory, oldest first.
-
-    Raises:
-        UserError: the run has fewer.
-    """
+    """Return the newest complete checkpoints of a run's output directory, oldest first."""
     if not run.is_dir():
         raise UsageError(f"{run} is not a directory", fix="give the output_dir of a run", code="missing-path")
     steps, _ = list_steps(run)
     if len(steps) < num_checkpoints:
         raise UsageError(
-            f"{run} holds {len(steps)} complete checkpoints, not --last {num_checkpoints}",
+            f"{run} has {len(steps)} complete checkpoints, not --last {num_checkpoints}",
             fix="lower --last; for a new run, raise checkpoint.keep_last or set checkpoint.keep_every_steps"
             if steps
-            else "give the output_dir of a run, which holds the folder checkpoints",
+            else "give the output_dir of a run, which has the folder checkpoints",
             code="too-few-checkpoints",
         )
     return [step_folder(run, step).resolve() for step in reversed(steps[:num_checkpoints])]
@@ -84,17 +92,19 @@ def last_checkpoints(run: Path, num_checkpoints: int) -> list[Path]:
 def export_average(
     run: str | Path, num_checkpoints: int, weights: Weighting = "uniform", output: str | Path = ""
 ) -> ExportReport:
-    """Export the weighted mean of a run's newest checkpoints to the new `output`.
+    """Export the weighted mean of a run's newest checkpoints to the new directory `output`.
 
-    The configuration, tokenizer and facts are those of the newest checkpoint, without its scores, which are not the
-    mean's. Up to the parity gate one copy of the weights and a fragment of one checkpoint are in memory; the gate maps
-    the written file, whose pages the system may drop.
+    The configuration, tokenizer and facts are those of the newest checkpoint; the scores of that checkpoint are left
+    out, because the mean has others. Up to the parity gate one copy of the weights and a fragment of one checkpoint are
+    in memory; the gate maps the written file, whose pages the system may drop.
 
     Raises:
         UserError: there are too few checkpoints, one is damaged, they differ in tokenizer or parameters, or
             `export_model` refuses.
         UsageError: `output` exists and is not empty.
     """
+    from trainer.checkpoint.average import average_checkpoints, average_coefficients  # which imports the engine
+
     check_output(Path(output))
     folders = last_checkpoints(Path(run), num_checkpoints)
     coefficients = average_coefficients(num_checkpoints, weights)
@@ -118,7 +128,7 @@ def export_model(
     output: Path,
     facts: TrainingFacts | None = None,
 ) -> ExportReport:
-    """Write `weights` (names of `PretrainingModel`) and the tokenizer to `output`, behind the parity gate.
+    """Write `weights` (names of `PretrainingModel`) and the tokenizer to `output` if they pass the parity gate.
 
     Raises:
         UserError: transformers has no class for the configuration, weights are NaN or infinite or do not fit it, the
@@ -140,12 +150,12 @@ def export_model(
         )
     with _new_folder(output) as folder:
         with _explained(output):
-            write_model(folder, config, model, tokenizer)
-            write_tokenizer(folder, tokenizer, config)
-            write_sentence_transformer(folder, config)
+            _write_model(folder, config, model, tokenizer)
+            _write_tokenizer(folder, tokenizer, config)
+            _write_sentence_transformer(folder, config)
         parity = check_export(folder, model, tokenizer)
         with _explained(output):
-            write_origin(folder, output.name, config, facts, tokenizer, parity)
+            _write_origin(folder, output.name, config, facts, tokenizer, parity)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return ExportReport(facts.checkpoint, output, num_parameters, parity)
 
@@ -167,18 +177,18 @@ def check_output(output: Path) -> None:
 
 
 def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> PretrainingModel:
-    """The trained model in evaluation mode, float32 on the CPU, holding `weights` themselves."""
+    """Return the trained model in evaluation mode, float32 on the CPU; it contains `weights`, not copies."""
     objectives = tuple(each for each in config.all_objectives if not each.is_own)
     if MASKED_LM not in [each.name for each in objectives]:
         raise UserError(
-            f"the run trained no {MASKED_LM} ({', '.join(each.name for each in config.all_objectives)}), and models "
-            "leave with its head",
+            f"the run trained no {MASKED_LM} ({', '.join(each.name for each in config.all_objectives)}), and an "
+            "exported model has its head",
             fix=f"train {MASKED_LM} too, or read the encoder's weights from the checkpoint (names `encoder.*`)",
             code="export-without-masked-lm",
         )
     with torch.device("meta"):
         model = PretrainingModel(config.model, objectives)
-    if config.has_own_objectives:  # whose heads stay behind
+    if config.has_own_objectives:  # whose heads are not exported
         parts = {name for name, _ in model.named_children()}
         weights = {name: weight for name, weight in weights.items() if name.partition(".")[0] in parts}
     expected = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -228,3 +238,86 @@ def _explained(output: Path) -> Iterator[None]:
             fix="free the disk, or give another directory",
             code="unwritable-file",
         ) from None
+
+
+def _write_model(folder: Path, config: RunConfig, model: PretrainingModel, tokenizer: Tokenizer) -> None:
+    """Write config.json, with the ids of the tokenizer's special tokens, and model.safetensors."""
+    has_pairs = SENTENCE_PAIRS in model.objectives
+    _write_json(folder / "config.json", hugging_face_config(config.model, has_pairs, tokenizer.special_tokens))
+    weights = to_hugging_face(model.state_dict(), family_in_transformers(config.model, has_pairs))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, config: RunConfig) -> None:
+    """Write the SentencePiece model with the Hugging Face files made from it, or a foreign tokenizer's files.
+
+    The export is also a tokenizer directory, so the tokenizer's description has the checksums of the written files.
+    """
+    for name in (MODEL_NAME, REPORT_NAME):
+        if (tokenizer.folder / name).is_file():  # a foreign tokenizer has no model, one of earlier releases no report
+            shutil.copyfile(tokenizer.folder / name, folder / name)
+    write_hugging_face_tokenizer(tokenizer.folder, folder, model_max_length=config.longest_sequence)
+    if config.model.type_vocab_size == 0:  # the model would refuse the token types that the tokenizer gives
+        path = folder / TOKENIZER_CONFIG_NAME
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        _write_json(path, settings | {"model_input_names": ["input_ids", "attention_mask"]})
+    written = [name for name in (MODEL_NAME, REPORT_NAME, *FILE_NAMES) if (folder / name).is_file()]
+    checksums = {name: storage.sha256_of(folder / name) for name in written}
+    tokenizer.info.model_copy(update={"files": checksums}).write(folder)
+
+
+def _write_sentence_transformer(folder: Path, config: RunConfig) -> None:
+    """Write the files that `SentenceTransformer(folder)` reads: mean pooling over the hidden states."""
+    types = "sentence_transformers.models"
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{types}.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{types}.Pooling"},
+    ]
+    _write_json(folder / "modules.json", modules)
+    lengths = {"max_seq_length": config.longest_sequence, "do_lower_case": False}
+    _write_json(folder / "sentence_bert_config.json", lengths)
+    (folder / "1_Pooling").mkdir()
+    pooling = {
+        "word_embedding_dimension": config.model.hidden_size,
+        "pooling_mode_cls_token": False,
+        "pooling_mode_mean_tokens": True,
+        "pooling_mode_max_tokens": False,
+        "pooling_mode_mean_sqrt_len_tokens": False,
+    }
+    _write_json(folder / "1_Pooling" / "config.json", pooling)
+
+
+def _write_origin(
+    folder: Path,
+    name: str,
+    config: RunConfig,
+    facts: TrainingFacts,
+    tokenizer: Tokenizer,
+    parity: ParityReport,
+) -> None:
+    """Write the model card, the resolved configuration, and the provenance."""
+    (folder / "training_config.yaml").write_text(to_yaml(without_secrets(config)), encoding="utf-8")
+    card = model_card(name, config, facts, tokenizer)
+    (folder / "README.md").write_text(card + "\n", encoding="utf-8")
+    provenance = {
+        "clozeworks_version": installed_version("clozeworks"),
+        "libraries": {library: installed_version(library) for library in LIBRARIES},
+        "checkpoint": facts.checkpoint,
+        "step": facts.step,
+        **({"merged": dict(facts.averaged)} if facts.averaged else {}),
+        "tokens_seen": facts.tokens_seen,
+        "mlflow_run_id": facts.mlflow_run_id,
+        "git_revision": facts.git_revision,
+        "data_digests": dict(facts.data_digests),
+        "data_lineage": list(facts.data_lineage),
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+        "scores": dict(facts.scores),
+        "evaluation": dict(facts.evaluation),
+        "parity": asdict(parity),
+        "model_safetensors_sha256": storage.sha256_of(folder / "model.safetensors"),
+    }
+    _write_json(folder / "provenance.json", provenance)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

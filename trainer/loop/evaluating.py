@@ -21,7 +21,7 @@ from trainer.data.evaluation_batches import EvaluationBatch, measured_batches, o
 from trainer.data.hidden_words import word_batches
 from trainer.data.workers import ReadingStopped, next_or_stop
 from trainer.distributed.process_group import gather_objects
-from trainer.distributed.stop_poll import MOST_CALLS, StopPoll
+from trainer.distributed.stop_signal import MOST_CALLS, StopPoll
 from trainer.loop.checkpoints import Progress
 from trainer.loop.console import evaluation_line, groups_line
 from trainer.loop.run import Run

@@ -36,7 +36,7 @@ from trainer.data.minimal_pairs import digest_of_pairs, read_minimal_pairs
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.agreement import Fact, Facts
-from trainer.tracking.source_code import PACKAGES
+from trainer.tracking.run_description import PACKAGES
 
 PER_HOST = {
     "data.shards.url": "the manifests are compared instead",

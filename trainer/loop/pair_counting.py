@@ -28,8 +28,7 @@ from trainer.data.shard_set import ShardSet
 from trainer.data.workers import ReadingStopped, initialize_worker, next_or_stop, start_reading
 from trainer.distributed.agreement import raise_error_of_any
 from trainer.distributed.process_group import Ranks, all_reduce_sum, broadcast_object, patient_collectives
-from trainer.distributed.stop_poll import StopPoll
-from trainer.distributed.stop_signal import StopSignal
+from trainer.distributed.stop_signal import StopPoll, StopSignal
 
 LOG = logger(__name__)
 

@@ -23,7 +23,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.data.sample_range import SampleRange
 from trainer.distributed.agreement import raise_error_of_any
-from trainer.distributed.memory import peak_memory_bytes, peak_memory_of_ranks
+from trainer.distributed.memory import peak_memory_bytes
 from trainer.distributed.process_group import Ranks, all_reduce_sum, gather_objects
 from trainer.distributed.stop_signal import StopSignal, describe_requests
 from trainer.engine.engine import Engine
@@ -280,7 +280,7 @@ class Reporter:
 
     def log_peak_memory(self) -> None:
         """Log the peak memory of the ranks; a collective."""
-        peaks = [peak / (1 << 30) for peak in peak_memory_of_ranks(self._ranks)]
+        peaks = [peak / (1 << 30) for peak in gather_objects(peak_memory_bytes(self._ranks.device), self._ranks)]
         kind, least, most = "GPU" if self._ranks.device.type == "cuda" else "resident set", min(peaks), max(peaks)
         most_on = f"{least:.2f} to {most:.2f} GiB, most on rank {peaks.index(most)}"
         self._bar.close()

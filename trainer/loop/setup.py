@@ -56,8 +56,7 @@ from trainer.objectives.pretraining import PretrainingModel, num_parameters
 from trainer.preflight.checks import warnings
 from trainer.preflight.data_checks import EVALUATION_IS_OFF
 from trainer.preflight.plan import PlannedRun
-from trainer.tracking.run_description import all_lineages, describe_run
-from trainer.tracking.source_code import source_text
+from trainer.tracking.run_description import all_lineages, describe_run, source_text
 from trainer.tracking.status import RunStatus
 from trainer.tracking.tracker import NullTracker
 from trainer.validation.minimal_pairs import minimal_pairs_of

@@ -17,8 +17,7 @@ import torch
 
 from trainer.data.batch import on_device
 from trainer.data.loader import GlobalBatch
-from trainer.distributed.host_sums import begin_sum_on_hosts
-from trainer.distributed.process_group import Ranks
+from trainer.distributed.process_group import Ranks, begin_sum_on_hosts
 from trainer.metrics.throughput import WorkClock
 from trainer.objectives.objective import StageObjectives, seed_micro_batch
 

@@ -34,7 +34,6 @@ from trainer.distributed.process_group import (
     initialize_distributed,
     leave_groups,
 )
-from trainer.distributed.stacks import STACKS_FOLDER
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.loop.failure import Failure
@@ -168,7 +167,7 @@ def join_group(
     if stop_signal is None:
         stop_signal = StopSignal()
         stop_signal.can_save()  # the process outlives the run: nothing ends it but a second signal
-    watchdog = Watchdog(config.health, ranks, stacks=Path(config.output_dir) / STACKS_FOLDER)
+    watchdog = Watchdog(config.health, ranks, stacks=Path(config.output_dir) / environment.STACKS_FOLDER)
     watchdog.start()
     if watched is not None:
         watched.callback(stop_signal.close)

@@ -21,7 +21,7 @@ from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS, gradient_sum
 from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
-from trainer.distributed.gradient_exchange import ranks_per_node
+from trainer.distributed.gradient_reduction import ranks_per_node
 from trainer.distributed.process_group import Ranks, gather_objects
 from trainer.model.attention import choose_kernel
 from trainer.model.chunked_loss import is_chunked

@@ -30,8 +30,12 @@ from trainer.checkpoint.initial_weights import look_at_initial_weights
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
-from trainer.distributed.process_group import extensions_folder
-from trainer.distributed.rank_environment import DESCRIPTORS_PER_RANK, local_world_size, raise_descriptor_limit
+from trainer.distributed.rank_environment import (
+    DESCRIPTORS_PER_RANK,
+    extensions_folder,
+    local_world_size,
+    raise_descriptor_limit,
+)
 from trainer.engine.engine import check_precision
 from trainer.model.numerics import fast_precision, missing_for_compilation
 from trainer.preflight.deepspeed_sections import check_values

@@ -19,7 +19,7 @@ from data_prep.base.terminal import counted
 from data_prep.storage import storage
 from data_prep.storage.store_errors import RESUME
 from trainer.config.run_config import RunConfig
-from trainer.distributed.interface import interface_towards
+from trainer.distributed.rendezvous import interface_towards
 from trainer.preflight.finding import Finding, Level
 from trainer.tracking.experiments import experiments_elsewhere
 from trainer.tracking.mlflow_server import (

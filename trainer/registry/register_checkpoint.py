@@ -1,37 +1,71 @@
-"""From a checkpoint to a registered version, and to an alias where its gate lets it pass.
+"""Register a checkpoint of a run: export it, register the export as a version, and promote the version.
 
-`python -m trainer.registry.register_checkpoint PID` does it in a process of its own, which the follower (its process id
-is PID) starts and which ends with it: the request comes as JSON on standard input (an address may hold a password, and
-command lines are seen by all), the answer goes to standard output.
+The follower of a run starts `python -m trainer.registry.register_checkpoint PID`, where PID is the follower's process
+id, and the process ends with the follower. It reads the request as JSON from standard input, because a URL may contain
+a password and everybody sees command lines, and prints its result as JSON.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from data_prep.base.errors import UserError, run_command
-from trainer.config.promotion import parse_conditions
-from trainer.distributed.side_process import end_with_parent
-from trainer.hf_export.export import export_checkpoint
-from trainer.registry.model_versions import NotPromoted, promote
-from trainer.registry.registration import Registration, register
-from trainer.registry.registration_request import RegistrationRequest
+from trainer.distributed.launcher import end_with_parent
+from trainer.tracking.mlflow_server import server_options
+
+if TYPE_CHECKING:
+    from trainer.registry.registration import Registration
+
+
+@dataclass(frozen=True)
+class RegistrationRequest:
+    """The checkpoint and the name to register it under, and the alias to set or to promote to."""
+
+    checkpoint: str
+    name: str
+    alias: str | None = None
+    promote_to: str | None = None
+    only_if: str | None = None
+    tracking_uri: str | None = None
+    allow_different_evaluation: bool = False
+
+    @property
+    def alias_options(self) -> list[str]:
+        """The options of `clozeworks register` for the alias; `promote_to` replaces `alias`."""
+        if self.promote_to is None:
+            return ["--alias", self.alias] if self.alias else []
+        condition = ["--if", self.only_if] if self.only_if else []
+        allowed = ["--allow-different-evaluation"] if self.only_if and self.allow_different_evaluation else []
+        return ["--promote", self.promote_to, *condition, *allowed]
+
+    def command(self, version: str | None = None) -> str:
+        """Return the command line by which a user registers the checkpoint, or promotes `version` of it."""
+        name, server = ["--name", self.name], server_options(self.tracking_uri)
+        subject = ["--checkpoint", self.checkpoint, *name] if version is None else [*name, "--version", version]
+        return shlex.join(["clozeworks", "register", *subject, *self.alias_options, *server])
 
 
 def register_checkpoint(request: RegistrationRequest) -> tuple[Registration, str]:
-    """Export, register, promote; returns the version and what became of the promotion, in words.
+    """Export, register and promote a checkpoint; return the version, and the outcome of the promotion in words.
 
     An existing version of this checkpoint is reused, and no alias moves to an earlier step of the run: a registration
-    may be killed before it reports, and a start on another machine has no notes of what was registered.
+    may be killed before it reports, and a start on another machine has no notes of earlier registrations.
 
     Raises:
-        UserError: the export is refused, or the registry; then nothing is registered.
+        UserError: the export or the registry refuses; then nothing is registered.
     """
+    from trainer.config.promotion import parse_conditions  # here: the follower makes requests alone
+    from trainer.hf_export.export import export_checkpoint
+    from trainer.registry.model_versions import NotPromoted, promote
+    from trainer.registry.registration import register
+
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
         folder = Path(temporary) / request.name  # the model card takes its title from here
         export_checkpoint(Path(request.checkpoint), folder)
@@ -60,7 +94,7 @@ def register_checkpoint(request: RegistrationRequest) -> tuple[Registration, str
 
 def main() -> None:
     end_with_parent(int(sys.argv[1]))
-    # An exception from now on, so that an upload that is cut short leaves a model that says so.
+    # SIGTERM raises an exception from now on, so that an interrupted upload marks its model as failed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     registration, promotion = register_checkpoint(RegistrationRequest(**json.load(sys.stdin)))
     print(json.dumps({**asdict(registration), "promotion": promotion}))

@@ -229,7 +229,7 @@ class Tracker:
     def log_picture(self) -> None:
         """Draw the losses of the whole run and log them as a PNG artifact; failures are warnings."""
         try:
-            from trainer.tracking.curves import PICTURE, draw_run  # matplotlib takes half a second to import
+            from trainer.tracking.figures import PICTURE, draw_run  # matplotlib takes half a second to import
 
             picture = draw_run(self._journal)
         except Exception as error:  # noqa: BLE001 - a picture must not fail a run

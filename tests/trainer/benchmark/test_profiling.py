@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.benchmark.profiling import profile_steps, top_operations, write_profile
+from trainer.benchmark.benchmark_report import profile_steps, top_operations, write_profile
 
 CPU = torch.device("cpu")
 

@@ -19,8 +19,13 @@ from trainer.checkpoint.format import (
     list_steps,
     step_folder,
 )
-from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, write_late_scores
-from trainer.checkpoint.retention import superfluous_in, superfluous_steps
+from trainer.checkpoint.late_scores import (
+    EVALUATION_NAME,
+    LateScores,
+    superfluous_in,
+    superfluous_steps,
+    write_late_scores,
+)
 from trainer.config.run_settings import CheckpointSettings
 
 LOSS = "valid/mlm_loss"

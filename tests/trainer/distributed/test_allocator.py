@@ -11,7 +11,7 @@ from tests.support import fork_server
 
 PROGRAM = """
 import resource, sys, torch
-from trainer.distributed.allocator import keep_freed_memory
+from trainer.distributed.memory import keep_freed_memory
 
 if sys.argv[1] == "kept":
     assert keep_freed_memory()

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch.distributed
 
-from trainer.distributed.board import Board
+from trainer.distributed.rendezvous import Board
 
 
 @pytest.fixture

@@ -8,17 +8,18 @@ import psutil
 import pytest
 
 from tests.support import fork_server
-from trainer.distributed import deepspeed_launcher as launcher
+from trainer.distributed import launcher
 
 PROGRAM = """
 import sys, time
-from trainer.distributed import deepspeed_launcher as launcher
+from deepspeed.launcher import runner
+from trainer.distributed import launcher
 
 def main():
-    print(launcher.runner.subprocess.Popen(["sleep", "600"]).pid, flush=True)
+    print(runner.subprocess.Popen(["sleep", "600"]).pid, flush=True)
     time.sleep(600)
 
-launcher.runner.main = main
+runner.main = main
 launcher.main()
 """
 
@@ -39,8 +40,10 @@ def test_ranks_end_with_their_launcher_even_by_sigkill(tmp_path):
 
 @pytest.mark.parametrize(("of_hosts", "status"), [(255, 76), (76, 76), (75, 75), (1, 1)])
 def test_the_launch_ends_as_after_a_lost_rank_where_ssh_fails(of_hosts: int, status: int, monkeypatch) -> None:
-    monkeypatch.setattr(launcher.runner, "subprocess", launcher.runner.subprocess)  # which `main` replaces
-    monkeypatch.setattr(launcher.runner, "main", lambda: sys.exit(of_hosts))
+    from deepspeed.launcher import runner
+
+    monkeypatch.setattr(runner, "subprocess", runner.subprocess)  # which `main` replaces
+    monkeypatch.setattr(runner, "main", lambda: sys.exit(of_hosts))
     with pytest.raises(SystemExit) as ended:
         launcher.main()
     assert ended.value.code == status

@@ -17,8 +17,8 @@ import torch.distributed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.distributed import gradient_exchange
-from trainer.distributed.gradient_exchange import (
+from trainer.distributed import gradient_reduction
+from trainer.distributed.gradient_reduction import (
     Level,
     Route,
     average,
@@ -175,14 +175,14 @@ def test_every_sum_goes_to_its_owner_once(start, size, world_size, padding):
     [([0], 1), ([0, 1], 1), ([0, 1, 0, 1], 2), ([0, 0, 0], 1), ([0, 1, 0], 1), ([0, 0, 1, 1], 1), ([0, 1, 2, 0], 1)],
 )
 def test_nodes_are_used_where_all_of_several_have_equally_many_neighboring_ranks(local_ranks, expected, monkeypatch):
-    monkeypatch.setattr(gradient_exchange, "gather_objects", lambda *_: local_ranks)
+    monkeypatch.setattr(gradient_reduction, "gather_objects", lambda *_: local_ranks)
     assert ranks_per_node(Ranks(0, len(local_ranks), 0, torch.device("cpu"))) == expected
 
 
 def test_the_norm_is_that_of_all_ranks_parts(monkeypatch):
     parts = [torch.tensor([3.0, 0.0]), torch.tensor([4.0])]
     other = torch.tensor(12.0**2, dtype=torch.float64)
-    monkeypatch.setattr(gradient_exchange, "all_reduce_sum", lambda squares, ranks: squares + other)
+    monkeypatch.setattr(gradient_reduction, "all_reduce_sum", lambda squares, ranks: squares + other)
     norm = norm_of_parts(parts, Ranks(0, 2, 0, torch.device("cpu")))
     assert norm.dtype == FP32 and float(norm) == 13.0
     many = torch.randn(300_000, generator=torch.Generator().manual_seed(1))

@@ -13,8 +13,7 @@ import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
 from trainer.distributed.exit import reports_lost_peer
-from trainer.distributed.host_sums import begin_sum_on_hosts
-from trainer.distributed.process_group import Ranks
+from trainer.distributed.process_group import Ranks, begin_sum_on_hosts
 
 PATIENCE = timedelta(seconds=30)
 

@@ -7,8 +7,8 @@ from collections import namedtuple
 import psutil
 import pytest
 
-from trainer.distributed import interface
-from trainer.distributed.interface import NONE, common_peer, interface_of, interface_towards, source_address
+from trainer.distributed import rendezvous
+from trainer.distributed.rendezvous import NONE, common_peer, interface_of, interface_towards, source_address
 
 Address = namedtuple("Address", "address")
 
@@ -23,7 +23,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         "ib0": [Address("fd00::2")],
     }
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
-    monkeypatch.setattr(interface, "source_address", lambda destination: routes.get(destination, NONE))
+    monkeypatch.setattr(rendezvous, "source_address", lambda destination: routes.get(destination, NONE))
     return routes
 
 

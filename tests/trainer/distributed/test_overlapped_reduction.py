@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from trainer.distributed import overlapped_reduction
-from trainer.distributed.gradient_exchange import Level, Route
-from trainer.distributed.overlapped_reduction import OverlappedReduction, cut_into_buckets
+from trainer.distributed import gradient_reduction
+from trainer.distributed.gradient_reduction import Level, OverlappedReduction, Route, cut_into_buckets
 
 WIDTH, LAYERS = 4, 5
 ROUTE = Route(0, Level(None, 2), (Level(None, 2),))
@@ -61,7 +60,7 @@ class Toy:
                 parameter.register_post_accumulate_grad_hook(lambda p, part=part: self.add(p, part))
             groups.append((members, flat))
         self.flats = [flat for _, flat in groups]
-        monkeypatch.setattr(overlapped_reduction, "average", self.average)
+        monkeypatch.setattr(gradient_reduction, "average", self.average)
         self.reduction = OverlappedReduction(
             cut_into_buckets(groups, parameters, LAYERS * WIDTH), torch.bfloat16, ROUTE
         )

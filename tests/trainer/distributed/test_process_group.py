@@ -17,12 +17,8 @@ from tests.support import fork_server
 from tests.support.error_codes import coded
 from tests.support.toy_processes import ROOT, finish, start_ranks
 from trainer.config.training_settings import DistributedSettings
-from trainer.distributed.process_group import (
-    can_be_made,
-    compiled_folder,
-    initialize_distributed,
-    set_caches_of_compilation,
-)
+from trainer.distributed.process_group import initialize_distributed
+from trainer.distributed.rank_environment import can_be_made, compiled_folder, set_caches_of_compilation
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
 
 SCRIPT = Path(__file__).with_name("toy_ranks.py")

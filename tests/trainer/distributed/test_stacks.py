@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from trainer.distributed import stacks
-from trainer.distributed.stacks import (
-    flight_recorder_environment,
+from trainer.distributed import exit
+from trainer.distributed.exit import (
     keep_flight_record,
     keep_stacks,
-    log_environment,
     within,
 )
+from trainer.distributed.rank_environment import flight_recorder_environment, log_environment
 
 
 def test_the_record_of_nccl_is_on_with_cuda_alone_and_goes_beside_the_stacks() -> None:
@@ -73,8 +72,8 @@ def test_a_disk_that_hangs_has_the_stacks_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     never = threading.Event()
-    monkeypatch.setattr(stacks, "DISK_SECONDS", 0.05)
-    monkeypatch.setattr(stacks, "_write_stacks", lambda path, heading: never.wait())
+    monkeypatch.setattr(exit, "DISK_SECONDS", 0.05)
+    monkeypatch.setattr(exit, "_write_stacks", lambda path, heading: never.wait())
     keep_stacks(tmp_path, 0, "rank 0, step 3, its stacks:")
     never.set()
     said = capfd.readouterr().err

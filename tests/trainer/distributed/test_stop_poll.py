@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.support.threaded_ranks import ThreadedRanks
-from trainer.distributed import stop_poll
+from trainer.distributed import process_group, stop_signal
 from trainer.distributed.process_group import Ranks
-from trainer.distributed.stop_poll import StopPoll
+from trainer.distributed.stop_signal import StopPoll
 
 ALONE = Ranks(0, 1, 0, torch.device("cpu"))
 
@@ -33,16 +33,16 @@ def test_one_rank_hears_of_its_request_at_the_next_call_and_stays_with_it() -> N
 
 @pytest.mark.parametrize(
     ("seconds", "most_calls", "latest"),
-    [(10.0, stop_poll.MOST_CALLS, 1), (0.001, stop_poll.MOST_CALLS, 2 * stop_poll.MOST_CALLS), (0.001, 1, 0)],
+    [(10.0, stop_signal.MOST_CALLS, 1), (0.001, stop_signal.MOST_CALLS, 2 * stop_signal.MOST_CALLS), (0.001, 1, 0)],
 )
 def test_all_ranks_leave_at_the_same_call_and_sooner_where_calls_take_long(
     seconds: float, most_calls: int, latest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(stop_poll, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(stop_signal, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     together = ThreadedRanks(3, (), monkeypatch)
 
-    monkeypatch.setattr(stop_poll, "begin_sum_on_hosts", together.begin_sum_on_hosts)
+    monkeypatch.setattr(process_group, "begin_sum_on_hosts", together.begin_sum_on_hosts)
 
     def calls_until_stop(ranks: Ranks) -> int:
         request = signal()
@@ -66,7 +66,7 @@ def test_a_call_waits_for_the_sum_that_the_call_before_it_began(monkeypatch: pyt
         happened.append("begin")
         return lambda: happened.append("wait") or values  # type: ignore[func-returns-value]
 
-    monkeypatch.setattr(stop_poll, "begin_sum_on_hosts", begin)
+    monkeypatch.setattr(process_group, "begin_sum_on_hosts", begin)
     poll = StopPoll(signal(), Ranks(0, 2, 0, torch.device("cpu")))
     poll()
     assert happened == ["begin"]

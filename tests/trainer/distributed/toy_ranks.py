@@ -11,11 +11,11 @@ import torch
 from data_prep.base.errors import UserError
 from trainer.config.training_settings import DistributedSettings
 from trainer.distributed.exit import run_rank
-from trainer.distributed.host_sums import begin_sum_on_hosts
 from trainer.distributed.process_group import (
     Ranks,
     all_agree,
     all_reduce_sum,
+    begin_sum_on_hosts,
     broadcast_bytes,
     broadcast_object,
     gather_bytes,

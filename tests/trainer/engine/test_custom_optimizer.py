@@ -7,9 +7,8 @@ from data_prep.base.errors import UserError
 from tests.support import toy_optimizers
 from tests.support.error_codes import coded
 from trainer.config.training_settings import OptimizerSettings
-from trainer.engine.custom_optimizer import check_states, explain_failure, settings_of_groups
 from trainer.engine.fragments import undivided
-from trainer.engine.optimizer import build_optimizer
+from trainer.engine.optimizer import build_optimizer, check_states, explain_failure, settings_of_groups
 from trainer.engine.whole_parameters import WholeParameters
 
 MODULE = "tests.support.toy_optimizers"

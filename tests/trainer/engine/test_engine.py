@@ -16,8 +16,8 @@ from tests.support.toy_reference import train_plainly
 from tests.support.toy_training import ToyModel, make_config
 from trainer.checkpoint.format import CheckpointFolder, step_folder
 from trainer.checkpoint.tensors import read_weights
-from trainer.distributed import gradient_exchange
-from trainer.distributed.gradient_exchange import Route
+from trainer.distributed import gradient_reduction
+from trainer.distributed.gradient_reduction import Route
 from trainer.distributed.process_group import Ranks
 from trainer.engine.engine import Engine, build_engine, is_news, overlapped_reduction
 from trainer.engine.fragments import Fragment
@@ -167,9 +167,9 @@ def test_the_reduction_is_taken_over_from_deepspeed_so_that_it_is_done_once(monk
         found.append((start, stop, route.levels, dtype))
         yield
 
-    monkeypatch.setattr(gradient_exchange, "gather_objects", lambda local_rank, ranks: [0, 1])
-    monkeypatch.setattr(gradient_exchange, "all_reduce_sum", lambda squares, ranks: squares + 12.0**2)
-    monkeypatch.setattr("trainer.distributed.overlapped_reduction.average", average)
+    monkeypatch.setattr(gradient_reduction, "gather_objects", lambda local_rank, ranks: [0, 1])
+    monkeypatch.setattr(gradient_reduction, "all_reduce_sum", lambda squares, ranks: squares + 12.0**2)
+    monkeypatch.setattr("trainer.distributed.gradient_reduction.average", average)
     engine = zero_1_in_bf16(immediate_grad_update=True)
     reduction = overlapped_reduction(engine, Ranks(0, 2, 0, torch.device("cpu")))
     assert reduction is not None and not engine.enable_backward_allreduce

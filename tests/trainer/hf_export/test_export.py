@@ -20,7 +20,7 @@ from tests.support.preparations import trained
 from tests.support.toy_run import tiny_config
 from trainer.config.families.modernbert import ModernBert
 from trainer.config.run_config import RunConfig
-from trainer.hf_export import exported_files, parity
+from trainer.hf_export import export, parity
 from trainer.hf_export.export import export_model
 from trainer.hf_export.model_card import TrainingFacts, model_card
 from trainer.model.quiet_transformers import quiet_transformers
@@ -197,9 +197,9 @@ def test_modernbert_is_exported_as_transformers_modernbert(tokenizer_folder, tmp
 
 def test_the_gate_refuses_a_window_of_another_width(tokenizer_folder, tmp_path, monkeypatch):
     config = make_config("none", MODERN)
-    write = exported_files.hugging_face_config
+    write = export.hugging_face_config
     wrongly = {"local_attention": 10}
-    monkeypatch.setattr(exported_files, "hugging_face_config", lambda *arguments: write(*arguments) | wrongly)
+    monkeypatch.setattr(export, "hugging_face_config", lambda *arguments: write(*arguments) | wrongly)
     with pytest.raises(UserError, check=coded("export-differs")):
         export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out")
 
@@ -278,7 +278,7 @@ def test_a_tokenizer_with_more_pieces_than_the_model_is_refused(tokenizer_folder
 
 def test_the_gate_refuses_logits_that_differ(tokenizer_folder, tmp_path, monkeypatch):
     config = make_config("none")
-    convert = exported_files.to_hugging_face
+    convert = export.to_hugging_face
 
     def convert_wrongly(weights, family):
         converted = convert(weights, family)
@@ -289,7 +289,7 @@ def test_the_gate_refuses_logits_that_differ(tokenizer_folder, tmp_path, monkeyp
         )
         return converted
 
-    monkeypatch.setattr(exported_files, "to_hugging_face", convert_wrongly)
+    monkeypatch.setattr(export, "to_hugging_face", convert_wrongly)
     with pytest.raises(UserError, check=coded("export-differs")):
         export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out")
     assert not left_behind(tmp_path / "out")
@@ -297,12 +297,12 @@ def test_the_gate_refuses_logits_that_differ(tokenizer_folder, tmp_path, monkeyp
 
 def test_the_gate_refuses_weights_that_transformers_does_not_find(tokenizer_folder, tmp_path, monkeypatch):
     config = make_config()
-    convert = exported_files.to_hugging_face
+    convert = export.to_hugging_face
 
     def convert_in_part(weights, family):
         return {name: weight for name, weight in convert(weights, family).items() if "pooler" not in name}
 
-    monkeypatch.setattr(exported_files, "to_hugging_face", convert_in_part)
+    monkeypatch.setattr(export, "to_hugging_face", convert_in_part)
     with pytest.raises(UserError, match="bert.pooler.dense.weight"):
         export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out")
     assert not left_behind(tmp_path / "out")

@@ -28,9 +28,9 @@ from trainer.checkpoint.late_scores import (
     write_late_scores,
 )
 from trainer.config.run_settings import CheckpointSettings
-from trainer.distributed import stop_poll
+from trainer.distributed import process_group
 from trainer.distributed.process_group import Ranks
-from trainer.distributed.stop_poll import StopPoll
+from trainer.distributed.stop_signal import StopPoll
 from trainer.loop import evaluating
 from trainer.loop.checkpoints import Checkpoints, Progress
 from trainer.loop.evaluating import evaluate_if_due, log_average, long_evaluation
@@ -189,7 +189,7 @@ class Evaluated:
 @pytest.mark.parametrize("stuck_at", [0, 3, 9])
 def test_a_rank_that_waits_for_a_store_leaves_with_the_others(stuck_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ended, together = threading.Event(), ThreadedRanks(2, (), monkeypatch)
-    monkeypatch.setattr(stop_poll, "begin_sum_on_hosts", together.begin_sum_on_hosts)
+    monkeypatch.setattr(process_group, "begin_sum_on_hosts", together.begin_sum_on_hosts)
 
     def evaluated(ranks: Ranks) -> tuple[bool, int]:
         def batches() -> Iterator[Any]:

@@ -28,7 +28,7 @@ from trainer.data.pair_counts import KeptPairCounts, PairPlanner
 from trainer.data.samples import ReadEpoch, training_samples
 from trainer.data.shard_set import open_shard_set
 from trainer.data.workers import ReadingStopped
-from trainer.distributed import agreement, stop_poll
+from trainer.distributed import agreement, process_group
 from trainer.loop import pair_counting
 from trainer.loop.global_batches import count_first_epoch
 from trainer.loop.pair_counting import PairCounting
@@ -37,7 +37,7 @@ NUM_SHARDS = 20
 EPOCH_ROWS = 12
 """Fewer than half of the rows of an epoch."""
 START = Position(0, 0, 0)
-TOGETHER = (pair_counting, agreement, stop_poll)
+TOGETHER = (pair_counting, agreement, process_group)
 """Modules that call what ranks do together."""
 
 

@@ -108,8 +108,8 @@ def test_the_last_lines_of_a_rank_do_not_grow_with_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gib = 1 << 30
-    monkeypatch.setattr(module, "peak_memory_of_ranks", lambda ranks: [gib] * 300 + [2 * gib] + [gib] * 211)
-    monkeypatch.setattr(module, "gather_objects", lambda request, ranks: [f"rank {rank}" for rank in range(512)])
+    peaks, requests = [gib] * 300 + [2 * gib] + [gib] * 211, [f"rank {rank}" for rank in range(512)]
+    monkeypatch.setattr(module, "gather_objects", lambda own, ranks: peaks if isinstance(own, int) else requests)
     with caplog.at_level("INFO"):
         for rank in (0, 1):
             reporter = make_reporter(tmp_path, rank)

@@ -33,8 +33,8 @@ from trainer.data.batch import IGNORED, Batch
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import open_shard_set
 from trainer.engine import fragments
+from trainer.hf_export.export import write_model
 from trainer.hf_export.export_source import read_source
-from trainer.hf_export.exported_files import write_model
 from trainer.loop import setup as runs
 from trainer.loop import warmup
 from trainer.loop.checkpoints import Progress

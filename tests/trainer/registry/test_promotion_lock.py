@@ -13,14 +13,14 @@ from mlflow import MlflowClient
 
 from tests.support import fork_server
 from trainer.config.comparability import facts_of_metric
-from trainer.registry import promotion_lock as module
-from trainer.registry.promotion_lock import lock_prefix, promotion_lock
+from trainer.registry import model_versions as module
+from trainer.registry.model_versions import lock_prefix, promotion_lock
 from trainer.tracking.mlflow_server import connect
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROMOTION = """
 import sys
-from trainer.registry import model_versions, promotion_lock
+from trainer.registry import model_versions
 from trainer.config.promotion import judge, parse_conditions
 from trainer.tracking.mlflow_server import connect
 
@@ -32,11 +32,11 @@ def judge_and_wait(*values):
     sys.stdin.readline()
     return decision
 
-def tell_and_wait(*values, wait=promotion_lock._wait):
+def tell_and_wait(*values, wait=model_versions._wait):
     print("held up", flush=True)
     wait(*values)
 
-model_versions.judge, promotion_lock._wait = judge_and_wait, tell_and_wait
+model_versions.judge, model_versions._wait = judge_and_wait, tell_and_wait
 connect(uri).get_registered_model("birds")  # which imports all that a promotion needs
 print("ready", flush=True)
 sys.stdin.readline()

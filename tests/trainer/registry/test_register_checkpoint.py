@@ -9,7 +9,6 @@ import pytest
 
 from data_prep.base.errors import UserError
 from tests.support.advice import refused_commands
-from trainer.registry import register_checkpoint as module
 from trainer.registry.model_versions import NotPromoted
 from trainer.registry.register_checkpoint import RegistrationRequest, register_checkpoint
 from trainer.registry.registration import Registration
@@ -24,8 +23,8 @@ def test_a_checkpoint_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> Non
         asked.append(once)
         return REGISTRATION
 
-    monkeypatch.setattr(module, "export_checkpoint", lambda checkpoint, folder: folder.mkdir())
-    monkeypatch.setattr(module, "register", register)
+    monkeypatch.setattr("trainer.hf_export.export.export_checkpoint", lambda checkpoint, folder: folder.mkdir())
+    monkeypatch.setattr("trainer.registry.registration.register", register)
     assert register_checkpoint(RegistrationRequest("nowhere", "birds")) == (REGISTRATION, "")
     assert asked == [True], "a registration may have ended before it told of its version"
 
@@ -37,9 +36,9 @@ def test_no_alias_moves_to_an_earlier_step_and_the_answer_says_so(monkeypatch: p
         asked.append(forward)
         raise NotPromoted("a later step has it")
 
-    monkeypatch.setattr(module, "export_checkpoint", lambda checkpoint, folder: folder.mkdir())
-    monkeypatch.setattr(module, "register", lambda *arguments, once: REGISTRATION)
-    monkeypatch.setattr(module, "promote", promote)
+    monkeypatch.setattr("trainer.hf_export.export.export_checkpoint", lambda checkpoint, folder: folder.mkdir())
+    monkeypatch.setattr("trainer.registry.registration.register", lambda *arguments, once: REGISTRATION)
+    monkeypatch.setattr("trainer.registry.model_versions.promote", promote)
     said = [
         register_checkpoint(RegistrationRequest("nowhere", "birds", *aliases))[1]
         for aliases in (("newest",), (None, "champion"))
@@ -64,9 +63,9 @@ def test_a_version_counts_as_registered_whatever_becomes_of_its_promotion(
     def fail(*arguments: Any, forward: bool) -> None:
         raise error
 
-    monkeypatch.setattr(module, "export_checkpoint", lambda checkpoint, folder: folder.mkdir())
-    monkeypatch.setattr(module, "register", lambda *arguments, once: REGISTRATION)
-    monkeypatch.setattr(module, "promote", fail)
+    monkeypatch.setattr("trainer.hf_export.export.export_checkpoint", lambda checkpoint, folder: folder.mkdir())
+    monkeypatch.setattr("trainer.registry.registration.register", lambda *arguments, once: REGISTRATION)
+    monkeypatch.setattr("trainer.registry.model_versions.promote", fail)
     request = RegistrationRequest(
         "nowhere", "birds", None, "champion", "loss < champion", allow_different_evaluation=True
     )

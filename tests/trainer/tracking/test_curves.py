@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from trainer.tracking import curves, figures
-from trainer.tracking.curves import MAX_POINTS, draw_run
-from trainer.tracking.figures import TrainingPanel, smooth
+from trainer.tracking import figures
+from trainer.tracking.figures import MAX_POINTS, TrainingPanel, draw_run, smooth
 from trainer.tracking.journal import ENTROPY_PARAM, JournalWriter
 
 
@@ -18,13 +17,13 @@ from trainer.tracking.journal import ENTROPY_PARAM, JournalWriter
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, TrainingPanel]:
     """The panels that were drawn, by label."""
     found: dict[str, TrainingPanel] = {}
-    draw = curves.draw_training
+    draw = figures.draw_training
 
     def draw_and_keep(panels: list[TrainingPanel], x_label: str, title: str) -> bytes:
         found.update({panel.label: panel for panel in panels})
         return draw(panels, x_label, title)
 
-    monkeypatch.setattr(curves, "draw_training", draw_and_keep)
+    monkeypatch.setattr(figures, "draw_training", draw_and_keep)
     return found
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.storage import storage
-from trainer.tracking import source_code
-from trainer.tracking.source_code import git_revision, source_text
+from trainer.tracking import run_description
+from trainer.tracking.run_description import git_revision, source_text
 
 
 def git(folder: Path, *words: str) -> str:
@@ -71,8 +71,10 @@ def test_the_calls_of_git_do_not_grow_with_the_number_of_modules(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, ...]] = []
-    git_answer = source_code._git
-    monkeypatch.setattr(source_code, "_git", lambda folder, *words: asked.append(words) or git_answer(folder, *words))
+    git_answer = run_description._git
+    monkeypatch.setattr(
+        run_description, "_git", lambda folder, *words: asked.append(words) or git_answer(folder, *words)
+    )
     counts = []
     for number in (1, 3):
         for folder in ("trainer", "launch"):
@@ -125,7 +127,7 @@ def test_secrets_are_hidden(line: str, project: Path, tmp_path: Path) -> None:
 
 
 def test_a_long_text_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_code, "MAX_CHARACTERS", 1000)
+    monkeypatch.setattr(run_description, "MAX_CHARACTERS", 1000)
     (tmp_path / "alone.py").write_text("x = 1\n" * 10_000)
     text = source_text({"module alone": tmp_path / "alone.py"})
     assert 1000 < len(text) < 1100 and "# cut here: the text has" in text

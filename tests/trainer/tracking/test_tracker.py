@@ -168,7 +168,7 @@ def test_curves_that_cannot_be_drawn_are_reported_and_fail_nothing(
     def fail(journal: object) -> bytes:
         raise ValueError("arange: cannot compute length")  # as matplotlib does over values of +-1e308
 
-    monkeypatch.setitem(sys.modules, "trainer.tracking.curves", SimpleNamespace(draw_run=fail, PICTURE=""))
+    monkeypatch.setitem(sys.modules, "trainer.tracking.figures", SimpleNamespace(draw_run=fail, PICTURE=""))
     told = Warnings()
     tracker = open_tracker(database, tmp_path / "run", told)
     tracker.log_picture()
