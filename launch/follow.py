@@ -3,12 +3,12 @@
     clozeworks follow OUTPUT_DIR
     clozeworks follow OUTPUT_DIR evaluation.suite=glue evaluation.suite_overrides=[data=DIR]
 
-A run does this itself, in a process beside rank 0, as evaluation.suite and registry.name in its configuration say. With
-checkpoint.follow=false it leaves both to this command, which works on any machine that sees OUTPUT_DIR, with the
-configuration of the newest checkpoint. It ends once the run is no longer active and nothing is due. While a run is
-active the run itself attaches the scores to its MLflow run; this command attaches those of a run that has ended. One
-follower at a time works on an OUTPUT_DIR. The server is that of the run; if it needs a login, set MLFLOW_TRACKING_URI.
-Exit status: 0 everything due was done, 1 something failed, 2 wrong usage, 128+n stopped by a signal.
+A run does this itself, in a process beside rank 0, if its configuration sets evaluation.suite or registry.name. With
+checkpoint.follow=false the run leaves both to this command, which works on any machine that sees OUTPUT_DIR, with the
+configuration of the newest checkpoint. The command ends once the run is no longer active and no job is due. An active
+run attaches the scores to its MLflow run itself; this command attaches those of a run that has ended. One follower at a
+time works on an OUTPUT_DIR. The server is that of the run; if the server needs a login, set MLFLOW_TRACKING_URI.
+Exit status: 0 all due jobs were done, 1 one failed, 2 wrong usage, 128+n stopped by a signal.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.load_settings import validate_settings
 from data_prep.base.logs import logger
+from data_prep.base.settings import merged
 from data_prep.base.terminal import counted
 from data_prep.storage import storage
 from launch.options import add_dry_run, add_tracking_uri, command_parser
@@ -71,7 +72,7 @@ def wait_for_checkpoint(output_dir: Path, is_patient: bool) -> None:
     """Wait for the first checkpoint of an active run.
 
     Raises:
-        UsageError: the directory is no run's; or it has no checkpoint, and the run is not active or is not waited for.
+        UsageError: the directory does not exist, or has no checkpoint of a run that is active and waited for.
     """
     from trainer.checkpoint.format import list_steps
     from trainer.follow.follower import LOOK_SECONDS, is_active
@@ -92,21 +93,20 @@ def wait_for_checkpoint(output_dir: Path, is_patient: bool) -> None:
 
 
 def config_of_run(output_dir: Path, overrides: list[str], tracking_uri: str | None) -> RunConfig:
-    """Return the configuration of the newest checkpoint with the overrides; its output_dir is this one.
-
-    All but the suite and the registry are the run's: its checkpoints and its MLflow run stay what they are.
+    """Return the configuration of the newest checkpoint with the overrides and this output_dir.
 
     Raises:
-        UsageError: an override is wrong, or nothing is to be done.
+        UsageError: an override is wrong or of something else than suite and registry, or there is nothing to do.
     """
+    from data_prep.base.overrides import read_settings
     from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
 
     steps, _ = list_steps(output_dir)
     folder = step_folder(output_dir, steps[0])
-    changes = _plain(overrides)
+    changes = read_settings(RunConfig, None, overrides, "the command line") if overrides else {}
     of_run = RunConfig.model_fields.keys() - {"evaluation", "registry"}  # refused below
     own = {name: change for name, change in changes.items() if name not in of_run}
-    values = _merged(CheckpointFolder(folder).read_state().config, own)
+    values = merged(CheckpointFolder(folder).read_state().config, own)
     values["output_dir"] = str(output_dir)
     config = validate_settings(RunConfig, values, f"{folder}/state.json with the overrides")
     _check_changes(changes)
@@ -132,20 +132,8 @@ def uri_of_run(output_dir: Path, config: RunConfig) -> str:
     return resolve_tracking_uri(recorded)
 
 
-def _plain(overrides: list[str]) -> dict[str, Any]:
-    if not overrides:
-        return {}
-    from data_prep.base.overrides import read_settings
-
-    return read_settings(RunConfig, None, overrides, "the command line")
-
-
 def _check_changes(changes: dict[str, Any]) -> None:
-    """Check that the overrides are of the suite and the registry.
-
-    Raises:
-        UsageError: one is of something else.
-    """
+    """Refuse overrides of other settings than the suite and the registry: the run's results stay what they are."""
     for section, change in changes.items():
         names = [f"{section}.{name}" for name in change] if isinstance(change, dict) else [section]
         if other := [name for name in names if not name.startswith(("evaluation.suite", "registry."))]:
@@ -154,17 +142,6 @@ def _check_changes(changes: dict[str, Any]) -> None:
                 fix="override evaluation.suite* and registry.* alone; --tracking-uri names another server",
                 code="override-of-run",
             )
-
-
-def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return nested values with changes, which win."""
-    merged = dict(values)
-    for name, change in changes.items():
-        before = merged.get(name)
-        if isinstance(before, dict) and isinstance(change, dict):
-            change = before | change
-        merged[name] = change
-    return merged
 
 
 if __name__ == "__main__":

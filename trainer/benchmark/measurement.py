@@ -1,4 +1,4 @@
-"""Timing whole training steps as they are in a run: loader, engine, optimizer, without a wait between steps."""
+"""Time whole training steps with loader, engine and optimizer, as a run takes them: without a wait between steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trainer.objectives.objective import StageObjectives
 from trainer.objectives.pretraining import Output, PretrainingModel
 
 RESOLUTION = 1 / 8
-"""How near the search comes to the limit, relative to it."""
+"""Relative distance from the largest micro-batch at which the search ends."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,23 @@ class SpeedMeasurement:
     step_milliseconds: dict[str, float]
     """p10, median and p90."""
     filled_share: float
-    """Real tokens among the positions that were computed, padding rows included."""
+    """Share of tokens among the computed positions, padding rows included."""
     mfu: float | None
-    """By `trainer.metrics.throughput.Interval`; None where no peak is known."""
+    """As in `trainer.metrics.throughput.Interval`; None if no peak is known."""
     data_wait_share: float
-    """Of the slowest rank's time; on CUDA the host waits while the device works, so it is a bound from above."""
+    """Share of the slowest rank's time; on CUDA an upper bound, because the host waits while the device works."""
     peak_memory_bytes: dict[str, int]
-    """Of the rank that needs most: allocated and reserved on CUDA in the timed steps, else the process's resident."""
+    """Memory of the rank that needs most: allocated and reserved in the timed steps on CUDA, else the resident set."""
 
 
 class StepClock:
-    """Reads the time at the boundaries of steps; on CUDA by events, so that no step waits for the one before."""
+    """Reads the time between steps; on CUDA by events, so that no step waits for the step before."""
 
     def __init__(self, device: torch.device) -> None:
         self._uses_events = device.type == "cuda"
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """A step ends here, and the next one begins."""
         if self._uses_events:
             self._marks.append(torch.cuda.Event(enable_timing=True))
             self._marks[-1].record()
@@ -68,7 +67,7 @@ class StepClock:
             self._marks.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """Between each two marks; waits until the device has come to the last."""
+        """Return the seconds between each two marks; waits until the device has reached the last mark."""
         pairs = list(zip(self._marks, self._marks[1:], strict=False))
         if not self._uses_events:
             return [last - first for first, last in pairs]
@@ -77,10 +76,10 @@ class StepClock:
 
 
 class Training:
-    """A model in its engine and the loader's batches, as in a run that begins; all of it in memory alone."""
+    """A model in an engine, with a loader, as at the beginning of a run; it writes nothing to disk."""
 
     def __init__(self, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks, use_deepspeed: bool) -> None:
-        """`config` has one stage."""
+        """`config` has exactly one stage."""
         self.config, self.ranks = config, ranks
         (self.stage,) = config.stages
         self.loader = Loader(
@@ -107,7 +106,7 @@ class Training:
         self.engine.warmup_step(compute_loss)
 
     def step(self, clock: WorkClock) -> int:
-        """Take one step as the training loop does; returns its tokens over all ranks."""
+        """Take one step as the training loop does; return the number of tokens over all ranks."""
         rate = self.stage.learning_rate(self.num_steps)
         batch, counting = self.upcoming or self._fetch(clock)
         counts, self.upcoming = counting.counts, self._fetch(clock)
@@ -131,7 +130,7 @@ class Training:
         return batch, Counting(batch, self.objectives, self.ranks)
 
     def measure(self, num_steps: int, num_warmup_steps: int) -> SpeedMeasurement:
-        """Warm up, then time steps without a wait in between."""
+        """Take untimed steps, then time steps without a wait between them."""
         device, work, clock = self.ranks.device, WorkClock(self.ranks.device), StepClock(self.ranks.device)
         for _ in range(num_warmup_steps):
             self.step(work)
@@ -169,14 +168,14 @@ class Training:
         )
 
     def close(self) -> None:
-        """Give the memory back, for the next training of this process."""
+        """Free the memory for the next measurement of this process."""
         self.engine.destroy()
         del self.engine, self.batches
         free_memory()
 
 
 def free_memory() -> None:
-    """Free unreferenced memory, on the device too, and what torch.compile made for other shapes."""
+    """Free unreferenced memory, also on the device, and graphs that torch.compile made for other shapes."""
     torch.compiler.reset()
     gc.collect()
     if torch.cuda.is_available():
@@ -184,17 +183,14 @@ def free_memory() -> None:
 
 
 def memory_bytes(device: torch.device) -> dict[str, int]:
-    """The most memory that was held: by torch on the device, or by the process."""
+    """Return the peak memory: allocated and reserved by torch on CUDA, else resident in the process."""
     if device.type != "cuda":
         return {"resident": peak_memory_bytes(device)}
-    return {
-        "allocated": torch.cuda.max_memory_allocated(device),
-        "reserved": torch.cuda.max_memory_reserved(device),
-    }
+    return {"allocated": torch.cuda.max_memory_allocated(device), "reserved": peak_memory_bytes(device)}
 
 
 def with_micro_batch(config: RunConfig, stage_number: int, micro_batch_tokens: int, world_size: int) -> RunConfig:
-    """The configuration with one stage alone, at this micro-batch; the global batch grows to whole micro-batches."""
+    """Return the configuration of one stage with this micro-batch; the global batch grows to whole micro-batches."""
     stage = config.stages[stage_number]
     at_once = micro_batch_tokens * world_size
     training = config.training.model_copy(
@@ -231,10 +227,10 @@ def _most(of_ranks: list[dict[str, int]]) -> dict[str, int]:
 
 
 def largest_that_fits(fits: Callable[[int], bool], first: int, limit: int) -> int:
-    """Return the largest number of rows up to `limit` for which `fits` holds, to within `RESOLUTION`; 0 if none does.
+    """Return the largest number of rows up to `limit` that `fits`, within `RESOLUTION`; 0 if none fits.
 
-    Doubles from `first` (halves where that is too large already) until one fits and one does not, then bisects. `fits`
-    is asked of each number at most once.
+    Doubles from `first` (or halves, if that is too large) until one number fits and one does not, then bisects. `fits`
+    is called at most once for each number.
     """
     good, bad = 0, limit + 1
     number = min(first, limit)

@@ -1,4 +1,4 @@
-"""The verbs of `trainer.engine.engine.Engine` on one rank in plain PyTorch: what DeepSpeed is measured against."""
+"""The methods of `trainer.engine.engine.Engine` in plain PyTorch on one rank, to compare DeepSpeed's speed with."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trainer.engine.optimizer import build_optimizer
 
 
 class PlainEngine:
-    """Any model under training: weights in the run's precision, master weights, gradients and AdamW in fp32.
+    """A model under training: weights in the precision of the run; master weights, gradients and AdamW in fp32.
 
-    It does what DeepSpeed does at ZeRO stage 1 on one rank, but for skipping steps that are not finite.
+    It does the same as DeepSpeed at ZeRO stage 1 on one rank, except that it does not skip steps that are not finite.
     """
 
     was_step_applied = True
@@ -30,7 +30,7 @@ class PlainEngine:
         dtype: torch.dtype = torch.float32,
         gradient_clipping: float = 0.0,
     ) -> None:
-        """`model` has fp32 weights and is changed; `gradient_clipping` is the largest global norm, 0 clips nothing."""
+        """Take a model with fp32 weights; `gradient_clipping` is the largest global norm, and 0 clips nothing."""
         self.module = model.to(device)
         self._masters = self.module
         if dtype != torch.float32:
@@ -41,11 +41,9 @@ class PlainEngine:
         self.device = device
 
     def train(self) -> None:
-        """Dropout on."""
         self.module.train()
 
     def forward(self, batch: Any, **options: Any) -> Any:
-        """The model's output for one micro-batch on the device; the options are the model's."""
         return self.module(batch, **options)
 
     def backward(self, loss: torch.Tensor, is_last_micro_batch: bool = True) -> None:
@@ -73,19 +71,17 @@ class PlainEngine:
         return norm
 
     def clear_gradients(self) -> None:
-        """Forget what was accumulated."""
         self._optimizer.zero_grad(set_to_none=True)
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """The learning rate of the next step."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
 
     def warmup_step(self, compute_loss: Callable[[], torch.Tensor]) -> None:
-        """One forward and backward that changes nothing, as `trainer.engine.engine.Engine.warmup_step`."""
+        """Run one forward and backward that change nothing."""
         self.train()
         self.backward(compute_loss())
         self.clear_gradients()
 
     def destroy(self) -> None:
-        """Nothing needs it here."""
+        """Do nothing: there are no hooks or buffers to release."""

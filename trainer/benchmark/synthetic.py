@@ -1,6 +1,6 @@
-"""Shards of random tokens in documents of a known distribution of lengths, for measuring without a corpus.
+"""Shards of random tokens in documents with a given distribution of lengths, to measure speed without a corpus.
 
-No kernel's time depends on which ids it meets, but attention's depends on the lengths of the documents.
+The time of a kernel does not depend on the ids, but that of attention depends on the lengths of documents.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from data_prep.tokenizer.special_tokens import SPECIAL_TOKENS
 RECORD_TOKENS = 65_536
 SENTENCE_TOKENS = 20
 ONE_TOKEN_SHARE = 0.01
-"""Of the documents: real corpora hold some that are a heading or a stray line, and their sequences cost attention."""
+"""Share of documents: real corpora contain headings and stray lines, and their sequences cost time in attention."""
 
 
 @dataclass(frozen=True)
 class DocumentLengths:
-    """Log-normal lengths of documents in tokens, and `ONE_TOKEN_SHARE` of documents that are one token."""
+    """Log-normal lengths of documents in tokens; `ONE_TOKEN_SHARE` of the documents have one token."""
 
     mean: float = 600.0
     sigma: float = 1.0
-    """Standard deviation of the lengths' logarithm; 0: all documents are equally long, and none is short."""
+    """Standard deviation of the logarithm of lengths; with 0 all documents have the same length."""
 
     def sample(self, generator: np.random.Generator, size: int) -> np.ndarray:
-        """(size,) int64."""
+        """Return lengths, (size,) int64."""
         lengths = generator.lognormal(math.log(self.mean) - self.sigma**2 / 2, self.sigma, size)
         if self.sigma:
             lengths[generator.random(size) < ONE_TOKEN_SHARE] = 1
@@ -46,7 +46,7 @@ class DocumentLengths:
 
 
 def write_synthetic_shards(folder: Path, vocab_size: int, num_tokens: int, lengths: DocumentLengths) -> None:
-    """Write a shard set of one train shard of about `num_tokens` tokens and no valid shard; it has no tokenizer."""
+    """Write a shard set with one train shard of about `num_tokens` tokens, without valid shards and tokenizer."""
     records = _records(np.random.default_rng(0), vocab_size, num_tokens, lengths)
     shard = write_shard(str(folder), "train-000000", records)
     nothing = SplitRecord(shards=(), documents=0, sentences=0, tokens=0, unigram_entropy_nats=None)

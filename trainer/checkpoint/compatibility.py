@@ -34,33 +34,15 @@ CHANGES_SCORES = (
 PACKAGES = ("clozeworks", "torch", "deepspeed")
 """Packages on which a run's numbers depend: a resume compares their versions, the doctor compares those of hosts."""
 
-_HARMLESS_SECTIONS = frozenset(
-    {
-        "output_dir",
-        "checkpoint",
-        "evaluation",
-        "tracking",
-        "logging",
-        "health",
-        "distributed",
-        "storage_options",
-    }
+_HARMLESS_SECTIONS = (
+    *("output_dir", "checkpoint", "evaluation", "tracking", "logging", "health", "distributed", "storage_options"),
+    "deepspeed",
 )
-_HARMLESS = frozenset(
-    {
-        "zero.stage",
-        "zero.offload_optimizer",
-        "data.num_workers",
-        "data.cache_dir",
-        "data.cache_bytes",
-        "data.on_corrupt_shard",
-        "data.tokenizer",
-        "training.activation_checkpointing",
-        "training.deterministic",
-        "training.compile",
-        # A run may be lengthened or cut short; its schedule stretches to the new end from here on.
-        "training.max_steps",
-    }
+_HARMLESS = (
+    *("world_size", "zero.stage", "zero.offload_optimizer"),
+    *("data.num_workers", "data.cache_dir", "data.cache_bytes", "data.on_corrupt_shard", "data.tokenizer"),
+    *("training.activation_checkpointing", "training.deterministic", "training.compile"),
+    "training.max_steps",  # a run may be lengthened or cut short; its schedule stretches to the new end from here on
 )
 
 _SHAPES = (
@@ -278,7 +260,6 @@ def _is_harmless(name: str) -> bool:
     return (
         name in _HARMLESS
         or name.split(".")[0] in _HARMLESS_SECTIONS
-        or name in ("world_size", "deepspeed")
         or name.endswith(" micro_batch_tokens")
         or name.startswith(CHANGES_NUMERICS)
     )

@@ -165,7 +165,11 @@ def steps_in(url: str | Path) -> tuple[list[int], list[int]]:
 
 
 class CheckpointFolder:
-    """The folder of one checkpoint, on a disk or in a store; any name is allowed but that of another step."""
+    """The folder of one checkpoint, on a disk or in a store; any name is allowed but that of another step.
+
+    Methods that read or write raise UserError if the disk or the store refuses, the file is damaged or of another
+    format, or the folder is not a complete checkpoint.
+    """
 
     def __init__(self, url: str | Path) -> None:
         self.url = str(url) if storage.is_remote(url) else str(storage.local_path(url))
@@ -191,12 +195,7 @@ class CheckpointFolder:
         return not storage.is_remote(self.url) and storage.local_path(self.url).is_symlink()
 
     def read_marker(self) -> Marker:
-        """Read the marker.
-
-        Raises:
-            UserError: the folder is not a complete checkpoint, or has the name of another step, or the marker is
-                damaged or of another format.
-        """
+        """Read the marker; a folder with the name of another step is refused."""
         if not storage.is_file(self.file(MARKER_NAME)):
             raise UserError(
                 f"{self} is not a complete checkpoint: it has no {MARKER_NAME}",
@@ -214,20 +213,12 @@ class CheckpointFolder:
         return marker
 
     def has_marker(self, marker: Marker) -> bool:
-        """Return whether its marker equals this one, byte by byte.
-
-        Raises:
-            UserError: the disk or the store cannot be read.
-        """
+        """Return whether the folder has this very marker, byte by byte."""
         url = self.file(MARKER_NAME)
         return storage.is_file(url) and storage.read_bytes(url) == _to_json(marker)
 
     def read_state(self) -> SavedState:
-        """Read everything but the tensors, checked against the marker.
-
-        Raises:
-            UserError: the folder is not a complete checkpoint, or the file is not the one that was written.
-        """
+        """Read everything but the tensors, checked against the marker."""
         marker = self.read_marker()
         record = next((record for record in marker.files if record.name == STATE_NAME), None)
         if record is None:
@@ -237,11 +228,7 @@ class CheckpointFolder:
         return self.parse_state(marker)
 
     def parse_state(self, marker: Marker) -> SavedState:
-        """As `read_state`, for a folder whose files were verified.
-
-        Raises:
-            UserError: the file is damaged or of another format, or of another step than the marker.
-        """
+        """As `read_state`, for a folder whose files were verified; the state must be of the marker's step."""
         saved = _parse_record(SavedState, storage.read_bytes(self.file(STATE_NAME)), self.file(STATE_NAME))
         if saved.state.step != marker.step:
             raise self.damaged(
@@ -250,21 +237,13 @@ class CheckpointFolder:
         return saved
 
     def write_state(self, saved: SavedState) -> FileRecord:
-        """Write everything but the tensors; returns the size and sha256 of the file.
-
-        Raises:
-            UserError: the disk or the store refuses.
-        """
+        """Write everything but the tensors; return the size and sha256 of the file."""
         data = _to_json(saved)
         storage.write_bytes(self.file(STATE_NAME), data)
         return FileRecord(name=STATE_NAME, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     def write_marker(self, marker: Marker) -> None:
-        """Write the marker, which makes the folder a checkpoint.
-
-        Raises:
-            UserError: the disk or the store refuses.
-        """
+        """Write the marker, which makes the folder a checkpoint."""
         storage.write_bytes(self.file(MARKER_NAME), _to_json(marker))
 
     def find_problem(self, record: FileRecord) -> str | None:
@@ -281,29 +260,17 @@ class CheckpointFolder:
         return None
 
     def remove(self) -> None:
-        """Remove the checkpoint, its marker first; of a link only the link.
-
-        Raises:
-            UserError: the disk or the store refuses.
-        """
+        """Remove the checkpoint, first the marker; of a link only the link."""
         if not self.is_link:
             self.remove_marker()
         storage.remove(self.url)
 
     def remove_marker(self) -> None:
-        """Make the folder an unfinished checkpoint, before files in it change.
-
-        Raises:
-            UserError: the disk or the store refuses.
-        """
+        """Make the folder an unfinished checkpoint, before files in it change."""
         storage.remove(self.file(MARKER_NAME))
 
     def refuse_link(self) -> None:
-        """Refuse to write into a folder that is a link.
-
-        Raises:
-            UserError: the folder is a link.
-        """
+        """Refuse to write into a folder that is a link."""
         if self.is_link:
             raise UserError(
                 f"{self} is a link to {os.readlink(self.url)}, whose files must not change",
@@ -361,11 +328,7 @@ def _to_json(record: BaseModel) -> bytes:
 
 
 def _parse_record(schema: type[Schema], data: bytes, source: str) -> Schema:
-    """Return the record from the text of the file at `source`, a path or URL.
-
-    Raises:
-        UserError: it is damaged or of another format.
-    """
+    """Return the record from the text of the file at `source`, a path or URL."""
     try:
         return schema.model_validate_json(data)
     except ValidationError as error:

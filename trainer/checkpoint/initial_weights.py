@@ -73,9 +73,8 @@ def load_initial_weights(
         UserError: `source` does not exist, is not a checkpoint of a published family, or has another architecture than
             the model or another tokenizer than the shards.
     """
-    outcome = broadcast_object(
-        _read_or_explain(model, source, find_folder, tokenizer_fingerprint) if ranks.is_first else None, ranks
-    )
+    own = _read_or_explain(model, source, find_folder, tokenizer_fingerprint) if ranks.is_first else None
+    outcome = broadcast_object(own, ranks)
     if outcome.error is not None:
         raise outcome.error
     parameters = dict(model.named_parameters())

@@ -197,20 +197,15 @@ def needed_files(marker: Marker, folder: CheckpointFolder, zero_stage: int | Non
 
 def _marker(stored: CheckpointFolder, folder: CheckpointFolder) -> Marker:
     """Return the local marker, or that of the store if the local one is missing or unusable."""
-    if not folder.is_complete:
-        return stored.read_marker()
-    try:
-        return folder.read_marker()
-    except UserError as error:
-        local = error
+    local, problem = _attempt(folder.read_marker) if folder.is_complete else (None, None)
+    if local is not None:
+        return local
     try:
         return stored.read_marker()
     except UserError as error:
-        raise UserError(
-            f"{local.problem}; {error.problem}",
-            fix=error.fix,
-            code=error.code,
-        ) from None
+        if problem is None:
+            raise
+        raise UserError(f"{problem}; {error.problem}", fix=error.fix, code=error.code) from None
 
 
 def _ensure_files(stored: CheckpointFolder, folder: CheckpointFolder, records: list[FileRecord]) -> None:
@@ -257,10 +252,8 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
     missing = {f"{kind} of {f.name}": f.stop - f.start for f in fragments for kind in f.kinds}
     by_name = {fragment.name: fragment for fragment in fragments}
     wanted = [(fragment.name, fragment.start, fragment.stop, fragment.kinds) for fragment in fragments]
-    has_own_file = engine.zero_stage > 0 and (saved.world_size, saved.zero_stage) == (
-        ranks.world_size,
-        engine.zero_stage,
-    )
+    is_alike = (saved.world_size, saved.zero_stage) == (ranks.world_size, engine.zero_stage)
+    has_own_file = engine.zero_stage > 0 and is_alike
     names = own_first(checkpoint.tensor_files, ranks)
     if has_own_file or ranks.world_size == 1:
         values_read = read_alone(checkpoint.folder, names, wanted, lambda: any(missing.values()))

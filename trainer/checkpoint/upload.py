@@ -39,18 +39,12 @@ _POLL_SECONDS = 1.0
 
 
 def check_upload_wait(config: RunConfig, world_size: int) -> None:
-    """Refuse a wait at the end of the run that is longer than other ranks wait.
-
-    Raises:
-        UsageError: the wait for the last copy is not shorter than the ranks' wait for each other.
-    """
-    wait, limits = (
-        config.checkpoint.upload_wait_seconds,
-        {
-            "distributed.timeout_seconds": config.distributed.timeout_seconds,
-            "health.step_timeout_seconds": config.health.step_timeout_seconds,
-        },
-    )
+    """Refuse a wait for the last copy that is not shorter than the ranks' wait for each other."""
+    wait = config.checkpoint.upload_wait_seconds
+    limits = {
+        "distributed.timeout_seconds": config.distributed.timeout_seconds,
+        "health.step_timeout_seconds": config.health.step_timeout_seconds,
+    }
     name = min(limits, key=lambda each: limits[each])
     if config.checkpoint.upload_to is not None and world_size > 1 and wait >= limits[name]:
         raise UsageError(
@@ -138,10 +132,9 @@ class Uploader:
         try:
             self._remove_superfluous(checkpoints)
         except Exception as error:  # noqa: BLE001 - whatever fails, the next save does it
-            reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._warn(
-                f"the scores of checkpoints were not copied to {storage.redact(self._url)}: "
-                f"{storage.hide_secrets(reason)}. Retrying at the next save"
+                f"the scores of checkpoints were not copied to {storage.redact(self._url)}: {_reason(error)}. Retrying "
+                "at the next save"
             )
 
     def _work(self) -> None:
@@ -167,11 +160,9 @@ class Uploader:
         except Exception as error:  # noqa: BLE001 - whatever fails, the next one is copied
             if not CheckpointFolder(checkpoint.folder).is_complete:
                 return True
-            reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            reason = storage.hide_secrets(reason)
             self._warn(
                 f"rank {self._ranks.rank}: checkpoint {checkpoint.folder} was not copied to "
-                f"{storage.redact(self._url)}: {reason}. The local copy stays; retrying at the next save"
+                f"{storage.redact(self._url)}: {_reason(error)}. The local copy stays; retrying at the next save"
             )
             return False
 
@@ -240,6 +231,11 @@ class Uploader:
             broken_off = {step for step in {*unfinished} - {*self._pending} if step < newest_complete}
         for step in superfluous_in(self._url, complete, newest, self._settings) | broken_off:
             CheckpointFolder.of_step(self._url, step).remove()
+
+
+def _reason(error: Exception) -> str:
+    reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return storage.hide_secrets(reason)
 
 
 def copy_file(path: Path, url: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.base.errors import UsageError
+from data_prep.base.settings import merged
 from data_prep.base.terminal import counted
 from data_prep.storage.storage import redacted_settings
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
@@ -53,7 +54,7 @@ def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | 
             code="deepspeed-settings",
         )
     of_yaml = (*BATCH_KEYS, "optimizer", *(name for name, key in KEYS.items() if isinstance(key, Refused)))
-    settings = _merge(
+    settings = merged(
         _own_settings(config, batch), {name: value for name, value in given.items() if name not in of_yaml}
     )
     if world_size > 1:
@@ -86,26 +87,18 @@ def with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:
             code="unreadable-config",
         ) from None
     except ValueError as error:
-        raise UsageError(
-            f"--deepspeed_config {path} is not valid JSON ({error})",
-            fix="correct the file",
-            code="invalid-deepspeed-file",
-        ) from None
+        raise _invalid_file(path, f"is not valid JSON ({error})", fix="correct the file") from None
     except RecursionError:
         is_too_deep = True
     if is_too_deep:
-        raise UsageError(
-            f"--deepspeed_config {path} is nested more than {_MOST_LEVELS} levels deep",
-            fix="write the settings as DeepSpeed documents them",
-            code="invalid-deepspeed-file",
-        )
+        raise _invalid_file(path, f"is nested more than {_MOST_LEVELS} levels deep")
     if not isinstance(values, dict):
-        raise UsageError(
-            f"--deepspeed_config {path} is not a JSON object",
-            fix="write the settings as DeepSpeed documents them",
-            code="invalid-deepspeed-file",
-        )
+        raise _invalid_file(path, "is not a JSON object")
     return config.model_copy(update={"deepspeed": values})
+
+
+def _invalid_file(path: str, problem: str, fix: str = "write the settings as DeepSpeed documents them") -> UsageError:
+    return UsageError(f"--deepspeed_config {path} {problem}", fix=fix, code="invalid-deepspeed-file")
 
 
 def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
@@ -221,16 +214,6 @@ def _without_auto(values: dict[str, Any]) -> dict[str, Any]:
         for key, value in values.items()
         if value != "auto"
     }
-
-
-def _merge(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(own)
-    for key, value in given.items():
-        if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = _merge(merged[key], value)
-        else:
-            merged[key] = value
-    return merged
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

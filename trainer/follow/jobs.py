@@ -68,12 +68,10 @@ class CheckpointJob(ABC):
     def is_own(self, note: Note) -> bool:
         """Whether a note is of the suite or name of this configuration: `clozeworks follow` may work with others."""
 
-    @abstractmethod
-    def mark(self, step: int) -> None:
-        """Keep the checkpoint until the work is done."""
+    def mark(self, step: int) -> None:  # noqa: B027 - nothing to do by default
+        """Keep the checkpoint until the work is done; nothing to do for checkpoints that stay."""
 
-    @abstractmethod
-    def conclude(self, note: Note) -> None:
+    def conclude(self, note: Note) -> None:  # noqa: B027
         """Do what follows the note of a result or failure; repeated if the process was killed before this."""
 
     def result_of(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -171,12 +169,6 @@ class Registering(CheckpointJob):
     def is_own(self, note: Note) -> bool:
         """See the base class. A registration whose note was replaced is repeated: the registry reuses the version."""
         return note.position < 0 or bool(note.result["name"] == self.config.registry.name)
-
-    def mark(self, step: int) -> None:
-        """Do nothing: a checkpoint that is registered is one that stays."""
-
-    def conclude(self, note: Note) -> None:
-        """Do nothing: nothing follows the note."""
 
     def failure(self, step: int, notes: Notes) -> Mapping[str, Any]:
         request = self._request(step, notes)

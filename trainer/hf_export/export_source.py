@@ -25,7 +25,7 @@ from trainer.tracking.status import read_status
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A checkpoint, read."""
+    """The content of a checkpoint that an export needs."""
 
     config: RunConfig
     weights: dict[str, torch.Tensor]
@@ -34,10 +34,10 @@ class ExportSource:
 
 
 def read_source(checkpoint: Path, weights: dict[str, torch.Tensor] | None = None) -> ExportSource:
-    """Read a checkpoint folder, or the newest complete checkpoint of a run's folder; `weights` replace its own.
+    """Read a checkpoint folder, or the newest complete checkpoint of a run; `weights` replace those of the checkpoint.
 
     Raises:
-        UserError: there is no complete checkpoint, a file of it is damaged, or the run's folder does not hold
+        UserError: there is no complete checkpoint, one of its files is damaged, or the run's directory does not contain
             the tokenizer that the model was trained with.
     """
     folder = find_checkpoint(checkpoint)
@@ -53,7 +53,7 @@ def read_source(checkpoint: Path, weights: dict[str, torch.Tensor] | None = None
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """`folder` itself, or the newest complete checkpoint in it where it is a run's folder."""
+    """Return the newest complete checkpoint if `folder` is the output_dir of a run, else `folder`."""
     if not folder.is_dir():
         raise UsageError(
             f"{folder} is not a directory",
@@ -100,9 +100,9 @@ def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
 
 
 def _scores(folder: Path, saved: SavedState) -> tuple[dict[str, float], dict[str, str]]:
-    """The scores of the checkpoint and how they were measured.
+    """Return the scores of the checkpoint and how they were measured.
 
-    The run measured them at this step after it saved, or in an earlier release before that.
+    The run measured them at this step after the save, and in earlier releases before the save.
     """
     own, suite, status = evaluation_of(folder), suite_scores_of(folder), read_status(folder.parent.parent)
     scores = _overall({**saved.state.evaluation, **own.metrics})
@@ -113,7 +113,7 @@ def _scores(folder: Path, saved: SavedState) -> tuple[dict[str, float], dict[str
 
 
 def _lineage(saved: SavedState, tags: Mapping[str, str]) -> tuple[str, ...]:
-    """Digests of all data that the weights saw; for a checkpoint of an earlier release, as its run logged to MLflow."""
+    """Return the digests of all data that the weights saw; for checkpoints of earlier releases as logged to MLflow."""
     if saved.state.data_lineage:
         return saved.data_lineage
     tracked = (digest for digest in tags.get(LINEAGE_TAG, "").split(",") if digest)
@@ -121,7 +121,7 @@ def _lineage(saved: SavedState, tags: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _tracked_tags(output_dir: Path) -> dict[str, str]:
-    """The tags that the run logged to MLflow; empty without the record, which an export does not need."""
+    """Return the tags that the run logged to MLflow; empty without a readable record, which an export does not need."""
     try:
         record = read_record(output_dir / "tracking")
     except (UserError, OSError):
@@ -130,22 +130,18 @@ def _tracked_tags(output_dir: Path) -> dict[str, str]:
 
 
 def _sources(config: RunConfig, digests: tuple[str, ...]) -> tuple[SourceRecord, ...]:
-    """The sources of the very shards that were trained on, where these can still be read; else nothing."""
+    """Return the sources of the shards that were trained on; empty if a manifest cannot be read any more."""
     sources: list[SourceRecord] = []
     for url, digest in zip(config.data_sets, digests, strict=False):
         try:
-            # A source that was removed is still named, and has no documents.
+            # A removed source is still listed, without documents.
             sources += [source for source in read_manifest(url, digest).sources if source.documents]
         except (UserError, OSError):
-            return ()  # the card says so; an export must not depend on the data still being there
+            return ()  # the card reports it; an export must not depend on the data
     return tuple(sources)
 
 
 def _overall(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """The scores of the whole valid split, which are those that versions are compared by."""
-    return {name: float(value) for name, value in metrics.items() if _is_overall(name) and value is not None}
-
-
-def _is_overall(name: str) -> bool:
-    """Not a figure of one source, component or length (valid/source/NAME/mlm_loss)."""
-    return name.startswith("valid/") and name.count("/") == 1
+    """Return the scores of the whole valid split, by which versions are compared."""
+    overall = {name for name in metrics if name.startswith("valid/") and name.count("/") == 1}  # of no source or length
+    return {name: float(value) for name, value in metrics.items() if name in overall and value is not None}

@@ -1,4 +1,4 @@
-"""The model card of an export: what the model is, what it saw, how well it did, what it is for."""
+"""The model card of an export: architecture, training, data, scores and intended use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PLAIN_URL = re.compile(r"https?://[\w.~:/?#@!$&'()*+,;=%-]+", re.ASCII)  # noth
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What is known about the training of the weights; the card reports missing facts as not recorded."""
+    """Facts about the training of the weights; the card reports missing facts as not recorded."""
 
     checkpoint: str | None = None
     """Name of the checkpoint folder."""
@@ -37,23 +37,23 @@ class TrainingFacts:
     tokens_seen: int | None = None
     mlflow_run_id: str | None = None
     git_revision: str | None = None
-    """Of the code that trained it."""
+    """Revision of the code that trained the weights."""
     data_lineage: Sequence[str] = ()
-    """Manifest digests of all data that the weights saw (that of `init_from` and before a change of data included) and
-    of the versions that it grew from, as far back as they are known."""
+    """Manifest digests of all data that the weights saw, also before a change of data and of the model in `init_from`,
+    and of the earlier versions of this data, as far back as they are known."""
     data_digests: Mapping[str, str] = field(default_factory=dict)
-    """Shard set (URL without credentials) to manifest digest."""
+    """Manifest digests by shard set (URL without credentials)."""
     sources: Sequence[SourceRecord] = ()
     scores: Mapping[str, float] = field(default_factory=dict)
     """Metrics on the valid shards by name."""
     evaluation: Mapping[str, str] = field(default_factory=dict)
     """How the scores were measured, as facts by name (`trainer/config/comparability.py`)."""
     averaged: Mapping[str, float] = field(default_factory=dict)
-    """Names of the checkpoints whose weighted mean the weights are, with their coefficients; empty for a single one."""
+    """Coefficients of an averaged model by checkpoint name; empty for the weights of one checkpoint."""
 
 
 def model_card(name: str, config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> str:
-    """The README.md of the exported folder, with the metadata that model hubs read on top."""
+    """Return the README.md of the exported folder; it begins with the metadata that model hubs read."""
     has_pairs = config.has_pair_head
     return "\n\n".join(
         [
@@ -70,7 +70,7 @@ def model_card(name: str, config: RunConfig, facts: TrainingFacts, tokenizer: To
 
 
 def languages(facts: TrainingFacts) -> list[str]:
-    """The languages of the sources, each once, in order of tokens."""
+    """Return the languages of the sources, each once, from most to fewest tokens."""
     by_tokens = sorted(facts.sources, key=lambda source: -source.tokens)
     return list(dict.fromkeys(source.language for source in by_tokens if source.language))
 
@@ -85,19 +85,15 @@ def _metadata(config: RunConfig, facts: TrainingFacts) -> str:
 def _description(config: RunConfig, has_pairs: bool) -> str:
     model = config.model
     built_in = tuple(each for each in config.all_objectives if not each.is_own)
+    own = [f"`{each.name}`" for each in config.all_objectives if each.is_own]
+    left_out = f" The heads of {', '.join(own)} are not part of this directory." if own else ""
     tasks = " and ".join(_TASKS.get(each.task or each.name, f"`{each.name}`") for each in config.all_objectives)
     return (
         f"A {_family(config).title} encoder pretrained with clozeworks by {tasks}: "
         f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads, "
-        f"feed-forward size "
-        f"{model.intermediate_size}, trained on sequences of up to {config.longest_sequence} tokens, "
-        f"{num_parameters(model, built_in):,} parameters.{_left_out(config)}"
+        f"feed-forward size {model.intermediate_size}, trained on sequences of up to {config.longest_sequence} tokens, "
+        f"{num_parameters(model, built_in):,} parameters.{left_out}"
     )
-
-
-def _left_out(config: RunConfig) -> str:
-    own = [f"`{each.name}`" for each in config.all_objectives if each.is_own]
-    return f" The heads of {', '.join(own)} are not part of this directory." if own else ""
 
 
 def _use(name: str, config: RunConfig, has_pairs: bool, tokenizer: Tokenizer) -> str:
@@ -128,33 +124,22 @@ def _pairs_head(config: RunConfig, has_pairs: bool, pairs_class: str) -> str:
 
 
 def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> str:
+    averaged = ", ".join(f"{name} ({share:.4f})" for name, share in facts.averaged.items())
     rows = [
         ("optimizer steps", f"{facts.step:,} of {config.max_steps:,}" if facts.step is not None else None),
         ("tokens seen", f"{facts.tokens_seen:,}" if facts.tokens_seen is not None else None),
-        (
-            "sequence lengths",
-            _each(str(stage.sequence_length) for stage in config.stages),
-        ),
+        ("sequence lengths", _each(str(stage.sequence_length) for stage in config.stages)),
         ("masking rate", _each(_masking_rate(stage) for stage in config.stages)),
         ("peak learning rate", _each(f"{s.peak_learning_rate:g} ({s.schedule.name})" for s in config.stages)),
         ("precision", config.training.precision),
         ("tokenizer", f"{_TOKENIZERS[tokenizer.info.kind]}, fingerprint `{tokenizer.fingerprint}`"),
-        *(
-            [("mean of checkpoints", ", ".join(f"{name} ({share:.4f})" for name, share in facts.averaged.items()))]
-            if facts.averaged
-            else []
-        ),
+        *([("mean of checkpoints", averaged)] if averaged else []),
         ("MLflow run", f"`{facts.mlflow_run_id}`" if facts.mlflow_run_id else None),
         ("source code", f"git `{facts.git_revision}`" if facts.git_revision else None),
     ]
     lines = [f"- {label}: {value if value is not None else 'not recorded'}" for label, value in rows]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "`training_config.yaml` has the full configuration, `provenance.json` the results of the export checks.",
-        ]
-    )
+    files = "`training_config.yaml` has the full configuration, `provenance.json` the results of the export checks."
+    return "\n".join([*lines, "", files])
 
 
 def _data(facts: TrainingFacts) -> str:
@@ -194,14 +179,14 @@ def _family(config: RunConfig) -> PublishedFamily:
 
 
 def _linked(name: str, url: str | None) -> str:
-    """The name as a link if its URL is safe in Markdown; any other URL follows the name as text."""
+    """Return the name as a link if its URL is safe in Markdown; any other URL follows the name as text."""
     if not url:
         return escaped(name)
     return f"[{escaped(name)}](<{url}>)" if _PLAIN_URL.fullmatch(url) else f"{escaped(name)}: {escaped(url)}"
 
 
 def _each(values: Iterable[str]) -> str:
-    """The values of the stages in order, each once."""
+    """List the values of the stages in order, each once."""
     return ", ".join(dict.fromkeys(values))
 
 

@@ -1,7 +1,7 @@
-"""The parity gate of an export: the folder as transformers loads it, against our model and preparation.
+"""The parity gate of an export: it compares the folder, as transformers loads it, with our model and tokenizer.
 
-It compares the logits at every position of sample sequences, packed into rows on our side and padded on the
-other, and the ids that `AutoTokenizer` gives for raw text with the ids that preparation writes for it.
+The gate compares the logits at every position of sample sequences, which are packed into rows here and padded for
+transformers, and the ids of `AutoTokenizer` for raw text with those of preparation.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from trainer.model.quiet_transformers import quiet_transformers
 from trainer.objectives.pretraining import PretrainingModel
 
 LOGIT_TOLERANCE = 1e-4
-"""Largest difference of any logit, relative to the largest logit: float32 keeps 6e-8 a step, the two sides
-sum in other orders, and 24 layers add up to about 1e-6; a wrong weight shows at 1e-2 and more."""
+"""Largest difference of a logit, relative to the largest logit. float32 rounds by 6e-8 in each operation, the two sides
+sum in different orders, and 24 layers add up to about 1e-6; a wrong weight makes a difference of 1e-2 or more."""
 
 SAMPLE_TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -46,12 +46,12 @@ MASK_TEXTS = (
     ("", " is the capital of France."),
     ("He said (", "), then left the room."),
 )
-"""Text before and after a mask: before punctuation, at the start, within brackets."""
+"""Text before and after a mask."""
 
 
 @dataclass(frozen=True)
 class ParityReport:
-    """What was compared, and the largest difference there was."""
+    """Counts of what was compared, and the largest difference."""
 
     num_texts: int
     num_sequences: int
@@ -73,25 +73,25 @@ def check_export(folder: Path, model: PretrainingModel, tokenizer: Tokenizer) ->
     Raises:
         UserError: they differ, or transformers does not find the weights it expects.
     """
-    with quiet_transformers():  # what it would warn of is checked here
+    with quiet_transformers():  # the checks here replace its warnings
         num_texts = check_token_ids(folder, tokenizer)
         reference = load_reference(folder)
     window = model.config.local_attention or 0
-    longest = min(model.config.max_position_embeddings, max(64, window + 32))  # beyond what a local layer sees
+    longest = min(model.config.max_position_embeddings, max(64, window + 32))  # longer than a local layer attends
     sequences = sample_sequences(tokenizer, longest, SENTENCE_PAIRS in model.objectives)
     difference, largest, num_logits = compare_logits(model, reference, sequences, tokenizer.special_tokens.pad)
     if not difference <= LOGIT_TOLERANCE * largest:
         raise UserError(
             f"the exported model's logits differ from the trained model's by {difference:.3g} "
             f"(largest logit {largest:.3g}, allowed {LOGIT_TOLERANCE} of it); nothing was exported",
-            fix=(f"report this as a bug of clozeworks, with the version of transformers ({transformers.__version__})"),
+            fix=f"report this as a bug of clozeworks, with the version of transformers ({transformers.__version__})",
             code="export-differs",
         )
     return ParityReport(num_texts, len(sequences), num_logits, difference, largest)
 
 
 def check_token_ids(folder: Path, tokenizer: Tokenizer) -> int:
-    """Compare `AutoTokenizer`'s ids for raw text, pairs and masks with preparation's; returns how many.
+    """Compare the ids of `AutoTokenizer` for raw text, pairs and masks with those of preparation; return their number.
 
     Raises:
         UserError: a text is encoded differently.
@@ -117,7 +117,7 @@ def _token_id_cases(loaded: Any, tokenizer: Tokenizer) -> Iterator[tuple[str, An
         return ids
 
     raw = [replace_surrogates(text) for text in (*SAMPLE_TEXTS, *ADVERSARIAL_LINES)]
-    for text in (text for text in raw if not _holds_special_token(text, tokenizer)):
+    for text in (text for text in raw if not _has_special_token(text, tokenizer)):
         yield text, prepared(text), loaded(text, add_special_tokens=False)["input_ids"]
     for first, second in zip(SAMPLE_TEXTS, SAMPLE_TEXTS[1:], strict=False):
         pair = loaded(first, second, return_token_type_ids=True)
@@ -138,13 +138,13 @@ def _token_id_cases(loaded: Any, tokenizer: Tokenizer) -> Iterator[tuple[str, An
         yield text, (prepared(before), rest), (ids[:mask_index], tokenizer.decode(ids[mask_index + 1 :]))
 
 
-def _holds_special_token(text: str, tokenizer: Tokenizer) -> bool:
-    """A literal "[MASK]" is the mask to transformers, by intent, and ordinary text to preparation."""
+def _has_special_token(text: str, tokenizer: Tokenizer) -> bool:
+    """Whether a text has a literal "[MASK]" or the like: the mask to transformers, and plain text to preparation."""
     return any(tokenizer.vocabulary[token_id].text in text for token_id in tokenizer.special_tokens.ids)
 
 
 def load_reference(folder: Path) -> Any:
-    """The exported model as transformers loads it, in evaluation mode.
+    """Load the exported model with transformers, in evaluation mode.
 
     Raises:
         UserError: weights are missing, left over or of another shape.
@@ -168,7 +168,7 @@ def load_reference(folder: Path) -> Any:
 def compare_logits(
     model: PretrainingModel, reference: Any, sequences: Sequence[EncodedSequence], pad_token_id: int = PAD_TOKEN_ID
 ) -> tuple[float, float, int]:
-    """(largest difference, largest logit, number of logits compared) over all positions and all pairs' [CLS]."""
+    """Return largest difference, largest logit and number of logits, over all positions and the [CLS] of pairs."""
     packed = pack_rows(sequences, max(len(sequence.input_ids) for sequence in sequences), pad_token_id)
     model.eval()
     ours = model.predict(packed)
@@ -182,7 +182,7 @@ def compare_logits(
     if ours.pair_logits is not None:
         compared.append((ours.pair_logits, theirs.seq_relationship_logits))
     assert all(mine.shape == other.shape for mine, other in compared)
-    # torch's max keeps a NaN, where Python's may lose it.
+    # torch's max returns a NaN; Python's may skip it.
     differences = torch.stack([(mine - other).abs().max() for mine, other in compared])
     largest = max(other.abs().max().item() for _, other in compared)
     return differences.max().item(), largest, sum(mine.numel() for mine, _ in compared)
@@ -190,16 +190,16 @@ def compare_logits(
 
 @dataclass(frozen=True)
 class EncodedSequence:
-    """One sequence with its special tokens."""
+    """A sequence with special tokens."""
 
     input_ids: list[int]
     token_type_ids: list[int]
 
 
 def sample_sequences(tokenizer: Tokenizer, max_length: int, pairs: bool) -> list[EncodedSequence]:
-    """The sample texts as the model sees them, a token of each masked; with `pairs`, sentence pairs too.
+    """Encode the sample texts, with one masked token in each; with `pairs` also sentence pairs.
 
-    The last text is all of them, again and again: a sequence of `max_length` tokens, further than a local layer sees.
+    The last text repeats all others up to `max_length` tokens, which is longer than a local layer attends.
     """
     ids = [tokenizer.encode_text(text).tolist() for text in SAMPLE_TEXTS]
     together = [token for text_ids in ids for token in text_ids]
@@ -224,7 +224,7 @@ def sample_sequences(tokenizer: Tokenizer, max_length: int, pairs: bool) -> list
 def encode_pair(
     first: Sequence[int], second: Sequence[int], special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS
 ) -> EncodedSequence:
-    """[CLS] first [SEP] second [SEP], with segment 1 from the second text on."""
+    """Return [CLS] first [SEP] second [SEP]; segment 1 begins at the second text."""
     return EncodedSequence(
         [special_tokens.cls, *first, special_tokens.sep, *second, special_tokens.sep],
         [0] * (len(first) + 2) + [1] * (len(second) + 1),
@@ -232,7 +232,7 @@ def encode_pair(
 
 
 def pad_rows(sequences: Sequence[EncodedSequence], pad_token_id: int = PAD_TOKEN_ID) -> dict[str, torch.Tensor]:
-    """One sequence a row, padded to the longest: `input_ids`, `token_type_ids`, `attention_mask`."""
+    """Return `input_ids`, `token_type_ids` and `attention_mask`, one sequence per row, padded to the longest."""
 
     def padded(rows: Iterable[list[int]], value: int) -> torch.Tensor:
         return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
@@ -245,8 +245,8 @@ def pad_rows(sequences: Sequence[EncodedSequence], pad_token_id: int = PAD_TOKEN
 
 
 def pack_rows(sequences: Sequence[EncodedSequence], sequence_length: int, pad_token_id: int = PAD_TOKEN_ID) -> Batch:
-    """A batch that predicts every position of every sequence, in order, and pools every first one."""
-    pieces: list[EncodedSequence] = []  # with the padding that closes a row
+    """Return a batch that predicts every position of every sequence, in order, and pools the first ones."""
+    pieces: list[EncodedSequence] = []  # sequences, and the padding at the end of rows
     starts: list[int] = []
     used = 0
 

@@ -1,9 +1,9 @@
-"""The MLflow model registry: an exported folder becomes a version, and a version becomes a folder again.
+"""Registration of an exported folder as a version in the MLflow model registry.
 
-A version is one MLflow model: what `mlflow.transformers.load_model` wants (a pipeline; for a pretrained encoder the
-fill-mask one, which has neither pooler nor next-sentence head), and the whole exported folder under `hf/`. A version
-is created when all of that is uploaded, and an alias moves when the version was read back, so a broken upload is never
-seen under an alias.
+A version is one MLflow model: the files that `mlflow.transformers.load_model` reads (a pipeline; for a pretrained
+encoder that of fill-mask, which has neither pooler nor next-sentence head), and the whole exported folder under `hf/`.
+A version is created after all files are uploaded, and an alias moves after the version was read back. So an alias never
+points to an incomplete upload.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ RUN_TAG, STEP_TAG = TAG_PREFIX + "mlflow_run_id", TAG_PREFIX + "step"
 CHECKPOINT_TAGS = (WEIGHTS_TAG, RUN_TAG, STEP_TAG)
 DEFAULT_EXPERIMENT = "clozeworks"
 ROWS_MODULE = "clozeworks_served_rows"
-"""Name of the copy of `served_rows` in a model, which must differ from the names of other models' code."""
+"""Module name of the copy of `served_rows.py` in a model, which must differ from the modules of other models."""
 REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors")
 MAX_DESCRIPTION_LENGTH = 5000
 
@@ -69,16 +69,16 @@ class Registration:
     tracking_uri: str
     run_id: str | None
     registry_uri: str | None = None
-    """The server of registered models where it is not the tracking server."""
+    """The server of registered models, if it is not the tracking server."""
 
     @property
     def server(self) -> str:
-        """Where the version is registered."""
+        """The server of the version."""
         return self.registry_uri or self.tracking_uri
 
     @property
     def model_uri(self) -> str:
-        """What everybody loads it by: the alias where there is one, else the version."""
+        """The URI by which users load the version: by its alias, if it has one, else by its number."""
         return f"models:/{self.name}@{self.alias}" if self.alias else f"models:/{self.name}/{self.version}"
 
 
@@ -94,16 +94,17 @@ def register(
 ) -> Registration:
     """Register a model as the next version of `name`, and point `alias` to it once it was read back.
 
-    The version's tags are the model's provenance (tokens seen, digests, scores, training run), its digest, and `tags`.
+    The tags of the version are the provenance (tokens seen, digests, scores, training run), the digest of the folder,
+    and `tags`.
 
     Args:
         model: an exported directory, or a run's output directory or a checkpoint, which is exported first.
-        run_id: the training run; by default the one in the provenance, where the server knows it.
-        once: return the existing version of the same run, step and weights instead of creating another one, and leave
-            the alias where it is on a version of a later step of the same run; `.alias` is None then.
+        run_id: the training run; by default that of the provenance, if the server has it.
+        once: return the existing version of the same run, step and weights instead of creating another one. An alias
+            on a version of a later step of the same run stays there; `Registration.alias` is None then.
 
     Raises:
-        UserError: the model is not a safe model directory, or the server refuses or fails; the alias is unchanged then,
+        UserError: the model is not a safe model directory, or the server refuses or fails. The alias is then unchanged,
             and the same call may be repeated.
     """
     check_names(name, alias)
@@ -118,17 +119,17 @@ def register(
         experiment_id = run.info.experiment_id if run else find_or_create_experiment(client, DEFAULT_EXPERIMENT)
         run_id = run.info.run_id if run else None
         card = _description(folder)
-        made_before = _versions_of(client, name, _is_of_checkpoint(all_tags)) if once else []
-        if made_before:
-            version = made_before[0]
-            _prove(client, name, version, folder, uri, is_new=False)
+        earlier = _versions_of(client, name, _is_of_checkpoint(all_tags)) if once else []
+        if earlier:
+            version = earlier[0]
+            _read_back(client, name, version, folder, uri, is_new=False)
         else:
             logged = client.create_logged_model(experiment_id, name.replace(".", "-"), run_id, tags=all_tags)
             with _removed_if_it_fails(client, logged, name, uri):
                 _upload(client, logged, folder, name)
                 client.finalize_logged_model(logged.model_id, "READY")
                 version = _create_version(client, name, logged, all_tags, card)
-                _prove(client, name, version, folder, uri, is_new=True)
+                _read_back(client, name, version, folder, uri, is_new=True)
         if once and alias and _is_on_later_step(client, name, alias, all_tags):
             alias = None
         if alias:
@@ -145,17 +146,17 @@ def _is_on_later_step(client: MlflowClient, name: str, alias: str, tags: Mapping
 
 
 def is_later_step(tags: Mapping[str, str], than: Mapping[str, str]) -> bool:
-    """Whether a version with these tags is of a later step of the same run, as far as they tell."""
+    """Return whether a version with these tags is of a later step of the same run; False if a tag is missing."""
     run, step, before = tags.get(RUN_TAG), tags.get(STEP_TAG, ""), than.get(STEP_TAG, "")
     is_same = run is not None and run == than.get(RUN_TAG)
     return is_same and step.isdigit() and before.isdigit() and int(step) > int(before)
 
 
 def point_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:
-    """Let the alias point to the version.
+    """Point the alias to the version.
 
-    Two registrations that make a new alias at once both insert it, and the store refuses the second; asked again, it
-    moves the alias that now exists.
+    Two registrations that create an alias at the same time both insert it, and the store refuses the second insert. The
+    second request then moves the alias that exists.
     """
     from mlflow.exceptions import MlflowException
 
@@ -166,11 +167,11 @@ def point_alias(client: MlflowClient, name: str, alias: str, version: str) -> No
 
 
 def provenance_tags(folder: Path, provenance: Mapping[str, Any]) -> dict[str, str]:
-    """The provenance of an export as version tags, with the digest of the resolved configuration."""
+    """Return the provenance of an export as version tags, with the digest of the resolved configuration."""
     special = (DATA_DIGESTS, DATA_LINEAGE)
     others = {name: value for name, value in provenance.items() if name not in special and value is not None}
     tags = flat_text(others, TAG_PREFIX)
-    if DATA_DIGESTS in provenance:  # its keys are addresses, which cannot be names of tags
+    if DATA_DIGESTS in provenance:  # by URL, which cannot be part of a tag's name
         tags[TAG_PREFIX + DATA_DIGESTS] = storage.hide_secrets(json.dumps(provenance[DATA_DIGESTS], ensure_ascii=False))
     tags |= lineage_tags(provenance.get(DATA_LINEAGE) or ())
     config = folder / "training_config.yaml"
@@ -181,7 +182,7 @@ def provenance_tags(folder: Path, provenance: Mapping[str, Any]) -> dict[str, st
 
 
 def lineage_tags(lineage: Sequence[str]) -> dict[str, str]:
-    """The digests in tags of their own: data_lineage, and of a long one data_lineage.1 and so on."""
+    """Return tags with the digests: data_lineage, and for a long lineage also data_lineage.1 and so on."""
     parts = [lineage[start : start + DIGESTS_A_TAG] for start in range(0, len(lineage), DIGESTS_A_TAG)]
     names = [TAG_PREFIX + DATA_LINEAGE + (f".{number}" if number else "") for number in range(len(parts))]
     return {name: ",".join(part) for name, part in zip(names, parts, strict=True)}
@@ -189,16 +190,16 @@ def lineage_tags(lineage: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _removed_if_it_fails(client: MlflowClient, model: LoggedModel, name: str, uri: str) -> Iterator[None]:
-    """Remove the logged model, its files and versions, and the registered model if it is new and empty.
+    """After an error remove the logged model, its files and versions, and the registered model if it is new and empty.
 
-    The server may be gone; what broke the registration is reported.
+    Errors of the removal are ignored, because the server may be gone; the first error propagates.
     """
     was_there = bool(client.search_registered_models(f"name='{name}'"))
     try:
         yield
     except BaseException:
         with contextlib.suppress(Exception):
-            client.finalize_logged_model(model.model_id, "FAILED")  # what remains where nothing can be removed
+            client.finalize_logged_model(model.model_id, "FAILED")  # in case nothing can be removed
         with contextlib.suppress(Exception):
             for version in _versions_of(client, name, _is_of_model(model)):
                 client.delete_model_version(name, version)
@@ -216,7 +217,7 @@ def _removed_if_it_fails(client: MlflowClient, model: LoggedModel, name: str, ur
 
 
 def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -> None:
-    """Lay the MLflow model and `hf/` out in a temporary folder, and send that to the logged model."""
+    """Write the MLflow model and `hf/` into a temporary folder, and upload it to the logged model."""
     import mlflow.transformers
     from mlflow.models import Model
 
@@ -250,7 +251,7 @@ def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -
 
 
 def _answer_by_rows(description: Model, path: Path) -> None:
-    """Let MLflow's function of a model folder answer as `served_rows` does, which the folder then contains."""
+    """Make MLflow's function of a model folder that of `served_rows.py`, of which the folder gets a copy."""
     (path / "code").mkdir()
     shutil.copyfile(Path(__file__).with_name("served_rows.py"), path / "code" / f"{ROWS_MODULE}.py")
     description.flavors["python_function"] |= {"loader_module": ROWS_MODULE, "code": "code"}
@@ -258,7 +259,7 @@ def _answer_by_rows(description: Model, path: Path) -> None:
 
 
 def _signature(served: ServedModel) -> ModelSignature | None:
-    """What a model of pairs takes: of an example MLflow would infer one text, and leave the second out."""
+    """Return the signature of a model of pairs: from an example MLflow would infer one text and drop the second."""
     if isinstance(served.example, str):
         return None
     from mlflow.models import ModelSignature
@@ -280,7 +281,7 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: d
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    made: list[str] = []
+    created_version: list[str] = []
     is_of_model = _is_of_model(model)
     try:
         created = client.create_model_version(
@@ -291,19 +292,19 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: d
             description=description,
             model_id=model.model_id,
         )
-        made = [str(created.version)]  # which a server with sources of its own does not list below
+        created_version = [str(created.version)]  # some servers list it below with another source
     except MlflowException:
         if not _versions_of(client, name, is_of_model):
             raise
-    # Where an answer was lost, MLflow asked again, and the server made another version of the same model.
-    version, *copies = _versions_of(client, name, is_of_model) or made
+    # If an answer was lost, MLflow repeated the request, and the server created another version of the same model.
+    version, *copies = _versions_of(client, name, is_of_model) or created_version
     for copy in copies:
         client.delete_model_version(name, copy)
     return version
 
 
 def _versions_of(client: MlflowClient, name: str, is_meant: Callable[[ModelVersion], bool]) -> list[str]:
-    """Those versions of `name` that are meant, oldest first."""
+    """Return the versions of `name` for which `is_meant` is true, oldest first."""
     versions = client.search_model_versions(f"name='{name}'")
     return sorted((str(each.version) for each in versions if is_meant(each)), key=int)
 
@@ -313,13 +314,13 @@ def _is_of_model(model: LoggedModel) -> Callable[[ModelVersion], bool]:
 
 
 def _is_of_checkpoint(tags: Mapping[str, str]) -> Callable[[ModelVersion], bool]:
-    """Whether a version was made from the checkpoint of these tags; never for weights without a digest."""
+    """Return a test for versions of the checkpoint with these tags; false for all if the weights have no digest."""
     wanted = {name: tags.get(name) for name in CHECKPOINT_TAGS}
     return lambda version: WEIGHTS_TAG in tags and all(version.tags.get(name) == wanted[name] for name in wanted)
 
 
-def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str, is_new: bool) -> None:
-    """Read the version back and query it both ways; remove a new version that fails."""
+def _read_back(client: MlflowClient, name: str, version: str, folder: Path, uri: str, is_new: bool) -> None:
+    """Load the version as a folder and through MLflow, and run its example; remove a new version that fails."""
     import mlflow.transformers
 
     model_uri = f"models:/{name}/{version}"
@@ -334,7 +335,7 @@ def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str
     except Exception as error:
         if is_new:
             client.delete_model_version(name, version)
-        fate = "was taken away" if is_new else "stays, as it was made before"
+        fate = "was removed" if is_new else "stays, because it was registered before"
         raise UserError(
             f"version {version} of {name} could not be read back ({short(error)}) and {fate}; no "
             f"alias was moved, and {folder} is unchanged",
@@ -344,7 +345,7 @@ def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str
 
 
 def _description(folder: Path) -> str:
-    """The model card as a version's description, as long as the registry takes it."""
+    """Return the model card as the description of a version, truncated to the registry's limit."""
     card = read_card(folder)
     if len(card) <= MAX_DESCRIPTION_LENGTH:
         return card
@@ -353,7 +354,7 @@ def _description(folder: Path) -> str:
 
 
 def _training_run(client: MlflowClient, run_id: str | None, required: bool) -> Run | None:
-    """The run to hang the model on; a model from elsewhere has none here."""
+    """Return the run to which the model is linked; None if the server does not have it."""
     from mlflow.exceptions import MlflowException
 
     if run_id is None:

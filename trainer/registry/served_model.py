@@ -1,8 +1,8 @@
-"""What a registered folder answers through MLflow: a transformers pipeline by the kind of its head.
+"""The model of a registered folder as MLflow serves it: a transformers pipeline, chosen by the kind of the head.
 
-Question answering has no pipeline in transformers 5, so such a version is its Hugging Face folder alone. MLflow's
-function (`mlflow.pyfunc`, `mlflow models serve`) cuts long texts, and of a tagger it gives the tag of every piece;
-`served_rows` answers a batch in which a row fails.
+Question answering has no pipeline in transformers 5, so such a version is only a Hugging Face folder. MLflow's function
+(`mlflow.pyfunc`, `mlflow models serve`) truncates long texts, and returns the tag of every token for a tagger;
+`served_rows.py` answers a batch in which a row fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PIPELINES: dict[str, PipelineTask | None] = {
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": None,
 }
-"""By the ending of a class's name, which that of an Auto class has too."""
+"""Pipeline by the ending of a class name, which is also the ending of the Auto class."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class ServedModel:
     tokenizer: Any
     pipeline_task: PipelineTask | None
     example: str | dict[str, str]
-    """A text, or of a model of pairs a pair."""
+    """A text; for a model of pairs, a pair."""
     max_length: int | None = None
-    """Tokens at which MLflow's function cuts a text."""
+    """Number of tokens to which MLflow's function truncates a text."""
 
     @property
     def example_text(self) -> str:
@@ -49,26 +49,25 @@ class ServedModel:
 
     @property
     def model_config(self) -> dict[str, Any]:
-        """What MLflow's function tells the pipeline with every text."""
+        """The arguments of the pipeline with which MLflow's function calls it."""
         cut = {"truncation": True, "max_length": self.max_length}
         if self.pipeline_task == "token-classification":
-            return {"ignore_labels": []}  # it cuts by itself, and MLflow fails where no piece has a tag
+            return {"ignore_labels": []}  # it truncates by itself, and MLflow fails if no token has a tag
         return {"tokenizer_kwargs": cut} if self.pipeline_task == "fill-mask" else cut
 
     def pipeline(self) -> Any:
-        """The transformers pipeline of the model."""
         from transformers import pipeline
 
-        assert self.pipeline_task is not None, "asked for only where there is one"
+        assert self.pipeline_task is not None, "the caller checks"
         with quiet_transformers():
             return pipeline(self.pipeline_task, model=self.model, tokenizer=self.tokenizer)
 
 
 def load_served(folder: Path) -> ServedModel:
-    """Load a folder as what it is: a masked language model, a classifier, a tagger or a reader.
+    """Load a folder as a masked language model, a classifier, a tagger or a reader, as its configuration says.
 
     Raises:
-        UserError: transformers cannot load it as that, or it lacks weights of that.
+        UserError: transformers cannot load it, or weights are missing.
     """
     architecture = _architecture(folder)
     for ending, task in PIPELINES.items():
@@ -80,7 +79,7 @@ def load_served(folder: Path) -> ServedModel:
             if task is None:
                 return ServedModel(model, tokenizer, None, TEXT_EXAMPLE)
             facts, longest = read_json(folder / FINETUNE_FILE), max_length(model.config, tokenizer)
-            tokenizer.model_max_length = longest  # where a tagger's pipeline cuts
+            tokenizer.model_max_length = longest  # to which a tagger's pipeline truncates
             example = PAIR_EXAMPLE if facts.get("pair_column") else TEXT_EXAMPLE
             return ServedModel(model, tokenizer, task, example, min(_fitted_length(folder, facts) or longest, longest))
     filler = FillMask.load(folder)
@@ -90,7 +89,7 @@ def load_served(folder: Path) -> ServedModel:
 
 
 def _architecture(folder: Path) -> str:
-    """The class that the folder's model was saved as; empty where it does not say."""
+    """Return the class name of the folder's model; empty if config.json has none."""
     named = read_config(folder).get("architectures") or [""]
     if not isinstance(named, list):
         raise UserError(
@@ -102,7 +101,7 @@ def _architecture(folder: Path) -> str:
 
 
 def _fitted_length(folder: Path, facts: dict[str, Any]) -> int | None:
-    """Tokens at which fitting cut a text; None where its file does not say."""
+    """Return the number of tokens to which fine-tuning truncated a text; None if its file does not say."""
     length = facts.get("max_length")
     if length is not None and not isinstance(length, int):
         raise UserError(

@@ -1,7 +1,7 @@
-"""MLflow's function of a registered model: a row that has no answer leaves the other rows of its batch theirs.
+"""MLflow's function of a registered model: if a row cannot be answered, the other rows of the batch still are.
 
-Each registered model contains a copy of this file, because it works where this project is not installed. So this file
-imports nothing of the project.
+Each registered model contains a copy of this file, and works without this project. So this file imports nothing of the
+project.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RowByRow:
             raise MlflowException.invalid_parameter_value("no row has a text")
         try:
             answers = self.function.predict(_rows(data, numbers), params)
-        except Exception:  # noqa: BLE001  # of which row and class it is depends on the libraries
+        except Exception:  # noqa: BLE001  # its class, and which row caused it, depend on the libraries
             outcomes = self._one_by_one(data, numbers, params)
             numbers, parts = list(outcomes), list(outcomes.values())
             if isinstance(parts[0], pandas.DataFrame):
