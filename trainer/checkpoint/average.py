@@ -60,10 +60,7 @@ def average_checkpoints(folders: Sequence[Path], coefficients: Sequence[float]) 
     """Return the weighted mean of the checkpoints' weights by parameter name, float32 on the CPU.
 
     The mean is accumulated in float32 in the order of `folders`. Beside it, one fragment of one checkpoint is in memory
-    at a time: at most one rank's part of the largest parameter.
-
-    Raises:
-        UserError: a folder is no complete checkpoint or is damaged, or the checkpoints have different parameters.
+    at a time: at most one rank's part of the largest parameter. Checkpoints with different parameters are refused.
     """
     means: dict[str, torch.Tensor] = {}
     shapes: Mapping[str, Sequence[int]] = {}
@@ -89,10 +86,7 @@ def add_weights(
 ) -> None:
     """Add a checkpoint's weights, times a coefficient, to sums: by parameter, the first element and the 1-D sums.
 
-    Files are read in the order given until all elements were seen; one that is not on this disk is left out.
-
-    Raises:
-        UserError: a file is damaged, or elements are missing.
+    Files are read in the given order until no element is missing; a file that is not on this disk is left out.
     """
     missing = {name: total.numel() for name, (_, total) in sums.items()}
     wanted = [(name, first, first + total.numel(), (WEIGHT,)) for name, (first, total) in sums.items()]

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,8 +23,10 @@ from safetensors import SafetensorError, safe_open
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
-from trainer.checkpoint.format import Checkpoint, open_checkpoint, rank_file_name
-from trainer.distributed.process_group import Ranks, exchange, gather_objects
+from trainer.checkpoint.format import Checkpoint, CheckpointFolder, open_checkpoint, rank_file_name
+
+if TYPE_CHECKING:
+    from trainer.distributed.process_group import Ranks
 
 _ALIGNMENT = 8
 _FLOAT32_BYTES = 4
@@ -70,9 +73,6 @@ class StoredFragment:
         """Return elements [start, stop) of the flattened parameter, a part of this fragment; float32.
 
         The elements are read, not mapped: the mapped pages of a large file would count as memory of the process.
-
-        Raises:
-            UserError: the file is gone or too short.
         """
         offset = self.offset + _FLOAT32_BYTES * (start - self.start)
         try:
@@ -105,23 +105,16 @@ def read_fragments(path: Path) -> Iterator[StoredFragment]:
 
 
 def _damaged(path: Path, reason: str) -> UserError:
-    return UserError(
-        f"{path} is not a checkpoint file ({reason})",
-        fix="use another checkpoint",
-        code="damaged-checkpoint",
-    )
+    problem = f"{path} is not a checkpoint file ({reason})"
+    return UserError(problem, fix="use another checkpoint", code="damaged-checkpoint")
 
 
 def check_coverage(missing: dict[str, int], folder: Path) -> None:
     """Refuse a checkpoint whose fragments do not cover every parameter exactly once."""
     for name, count in missing.items():
         if count:
-            what = f"{count:,} elements of {name} are missing" if count > 0 else f"{name} is stored more than once"
-            raise UserError(
-                f"checkpoint {folder} is damaged: {what}",
-                fix="use another checkpoint",
-                code="damaged-checkpoint",
-            )
+            problem = f"{count:,} elements of {name} are missing" if count > 0 else f"{name} is stored more than once"
+            raise CheckpointFolder(folder).damaged(problem)
 
 
 def check_fragments(checkpoint: Checkpoint) -> None:
@@ -152,11 +145,7 @@ Values = tuple[str, str, int, torch.Tensor]
 def read_alone(
     folder: Path, names: Iterable[str], wanted: Sequence[Wanted], is_incomplete: Callable[[], bool]
 ) -> Iterator[Values]:
-    """Yield the wanted elements, file by file, until none is missing.
-
-    Raises:
-        UserError: a file is damaged.
-    """
+    """Yield the wanted elements, file by file, until none is missing."""
     holders = {each[0]: [(0, each)] for each in wanted}
     for name in names:
         if not is_incomplete():
@@ -166,13 +155,13 @@ def read_alone(
 
 
 def read_shared(folder: Path, names: Sequence[str], wanted: Sequence[Wanted], ranks: Ranks) -> Iterator[Values]:
-    """Yield the elements that this rank wants; one rank reads each file and sends every other its part.
+    """Yield the elements that this rank wants; one rank reads each file and sends every other rank its part.
 
-    All ranks call it together. If each of 512 ranks looked for its parts, every rank would open up to all files.
-
-    Raises:
-        UserError: a rank cannot read a file; on all ranks.
+    All ranks call it together, and all raise UserError if one cannot read a file. If each of 512 ranks looked for its
+    parts, every rank would open up to all files.
     """
+    from trainer.distributed.process_group import gather_objects  # here: an export has no process group
+
     bundles: list[list[_Transfer]] = []
     size = _MOST_ELEMENTS
     problem: _Problem | None = None
@@ -221,6 +210,8 @@ def _exchange(bundle: Sequence[_Transfer], ranks: Ranks) -> Iterator[Values]:
 
     A rank that cannot read a part sends its problem instead.
     """
+    from trainer.distributed.process_group import exchange
+
     heads: list[list[tuple[str, str, int, int]]] = [[] for _ in range(ranks.world_size)]
     parts: list[list[torch.Tensor]] = [[torch.empty(0)] for _ in range(ranks.world_size)]
     problem: _Problem | None = None
@@ -249,11 +240,7 @@ def _raise_first(problems: Iterable[_Problem | None]) -> None:
 
 
 def write_tensors(path: Path, tensors: Iterable[TensorToWrite]) -> FileRecord:
-    """Write the tensors in order, atomically; returns the file's size and sha256.
-
-    Raises:
-        UserError: the disk is full, or the folder cannot be written.
-    """
+    """Write the tensors in order, atomically; return the file's size and sha256."""
     tensors = list(tensors)
     digest = hashlib.sha256()
     size = 0

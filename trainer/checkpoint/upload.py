@@ -239,11 +239,7 @@ def _reason(error: Exception) -> str:
 
 
 def copy_file(path: Path, url: str) -> None:
-    """Copy a local file to the store, whole or not at all.
-
-    Raises:
-        UserError: the store refuses, or the file is gone.
-    """
+    """Copy a local file to the store, whole or not at all."""
     if not storage.is_remote(url):
         with storage.local_write(url) as partial:
             shutil.copyfile(path, partial)

@@ -107,9 +107,8 @@ def _write_rank_files(folder: Path, engine: Engine) -> tuple[list[FileRecord], l
     outcome: FileRecord | str
     try:
         CheckpointFolder(folder).refuse_link()  # which was set aside, unless nothing may be changed here
-        outcome = write_tensors(
-            folder / rank_file_name(ranks.rank, ranks.world_size), _owned_tensors(engine.fragments())
-        )
+        path = folder / rank_file_name(ranks.rank, ranks.world_size)
+        outcome = write_tensors(path, _owned_tensors(engine.fragments()))
     except UserError as error:
         outcome = f"rank {ranks.rank}: {error.problem}"
     outcomes = gather_objects(outcome, ranks)
@@ -154,11 +153,7 @@ def _complete_here(folder: Path, saved: SavedState, evaluation: LateScores | Non
 
 
 def _write_state(folder: Path, saved: SavedState, evaluation: LateScores | None) -> FileRecord:
-    """Write the files that precede the marker on this node.
-
-    Raises:
-        UserError: the disk refuses.
-    """
+    """Write the files that precede the marker on this node."""
     if evaluation is not None:
         write_late_scores(folder, evaluation, EVALUATION_NAME)
     return CheckpointFolder(folder).write_state(saved)

@@ -100,7 +100,7 @@ class StopSignal:
         os.close(self._writing)  # ends the thread that reads
 
     def can_save(self) -> None:
-        """From now on, leave a request to all ranks, which grant it together after a step."""
+        """Leave requests from now on to all ranks, which stop together after a step."""
         self._ends_at_once = False
 
     def _request_stop(self, cause: str) -> None:
@@ -154,12 +154,12 @@ def describe_requests(requests: Sequence[str | None]) -> str:
 
 
 class StopPoll:
-    """Returns whether any rank has a stop request; all ranks call it before each micro-batch and stop at the same one.
+    """Tells whether any rank has a stop request; all ranks call it before each micro-batch and stop at the same one.
 
-    One rank looks at its own request. Several sum their requests on the hosts, every few calls: how many follows from
-    the mean time between calls, which they sum too. A sum is awaited at the next such call, so that no micro-batch
-    waits for the network. With `most_calls=1` the sum is awaited at the same call, for ranks that cannot take part in
-    the next micro-batch.
+    A single rank looks at its own request. Several ranks sum their requests on the hosts every few calls; the number of
+    calls follows from the mean time between calls, which they sum too. A sum is awaited at the next such call, so that
+    no micro-batch waits for the network. With `most_calls=1` the sum is awaited at the same call, for ranks that cannot
+    take part in the next micro-batch.
     """
 
     def __init__(self, signal: StopSignal, ranks: Ranks, most_calls: int = MOST_CALLS) -> None:
@@ -169,7 +169,7 @@ class StopPoll:
         self._calls, self._calls_per_poll = 0, 1
         self._polled_at: float | None = None
         self._under_way: tuple[Callable[[], torch.Tensor], int] | None = None
-        """Waits for the sum, and how many calls it is about; 0 if none was measured."""
+        """A function that waits for the sum, and the number of calls that were timed; 0 at the first sum."""
 
     def __call__(self) -> bool:
         if self._ranks.world_size == 1:

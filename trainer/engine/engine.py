@@ -319,11 +319,7 @@ def overlapped_reduction(engine: Any, ranks: Ranks) -> OverlappedReduction | Non
 
 
 def check_precision(config: RunConfig, device_type: str) -> None:
-    """Refuse what a kind of device ("cpu", "cuda") cannot do.
-
-    Raises:
-        UsageError: fp16 on the CPU, which has no loss scaling.
-    """
+    """Refuse fp16 on a device of the type "cpu", which has no loss scaling."""
     if config.training.precision == "fp16" and device_type == "cpu":
         raise UsageError(
             "training.precision=fp16 needs a CUDA device, and this run uses the CPU",

@@ -111,14 +111,11 @@ def _call_function(groups: list[dict[str, Any]], settings: OptimizerSettings) ->
 
 @contextlib.contextmanager
 def explain_failure(name: str, calls_it: bool = False) -> Iterator[None]:
-    """Turn an exception of the user's optimizer into an error that names its file; others pass unchanged.
+    """Turn an exception of the user's optimizer into a UsageError that names its file; others pass unchanged.
 
     Args:
         name: `optimizer.name`.
         calls_it: whether the block does nothing but call the optimizer, so that its signature may be wrong too.
-
-    Raises:
-        UsageError: see above.
     """
     try:
         yield
@@ -136,11 +133,7 @@ def settings_of_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]
 
 
 def check_states(optimizer: torch.optim.Optimizer, name: str, groups_before: list[dict[str, Any]]) -> None:
-    """Refuse states that a checkpoint could not restore, after a step without gradient.
-
-    Raises:
-        UserError: see above.
-    """
+    """Refuse states that a checkpoint could not restore, after a step without gradient."""
     if settings_of_groups(optimizer) != groups_before:
         raise _unsupported(name, "changes its parameter groups in a step")
     import torch

@@ -42,11 +42,7 @@ def find_or_create_experiment(client: Any, name: str, choice: str = "") -> str:
 
 
 def check_not_deleted(client: Any, experiment: Any, choice: str = "") -> None:
-    """Refuse an experiment that was deleted.
-
-    Raises:
-        UserError: it was; its fix is the command that restores it with its runs, and the caller's `choice`.
-    """
+    """Refuse an experiment that was deleted; the fix is the command that restores it, or the caller's `choice`."""
     if experiment.lifecycle_stage != "deleted":
         return
     command = f"mlflow experiments restore --experiment-id {experiment.experiment_id}"

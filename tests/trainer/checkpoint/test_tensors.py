@@ -28,6 +28,7 @@ from trainer.checkpoint.tensors import (
     read_shared,
     read_weights,
 )
+from trainer.distributed import process_group
 from trainer.distributed.process_group import Ranks
 
 
@@ -157,7 +158,7 @@ def test_ranks_of_another_number_open_each_file_once_and_get_what_they_want(
     """At ZeRO 0 every rank wants everything."""
     names, wanted = write_files(tmp_path, num_files), shares(world_size) if is_divided else shares(1) * world_size
     monkeypatch.setattr(tensors, "_MOST_ELEMENTS", most_elements)
-    group = ThreadedRanks(world_size, (tensors,), monkeypatch)
+    group = ThreadedRanks(world_size, (process_group,), monkeypatch)
     found = group.run(lambda ranks: list(read_shared(tmp_path, names, wanted[ranks.rank], ranks)))
     assert sorted(opened) == names
     for held, values in zip(wanted, found, strict=True):
@@ -201,4 +202,4 @@ def test_a_file_that_one_rank_cannot_read_is_the_error_of_all(
             list(read_shared(tmp_path, names, wanted[ranks.rank], ranks))
         return "failed"
 
-    assert ThreadedRanks(2, (tensors,), monkeypatch).run(fails) == ["failed"] * 2
+    assert ThreadedRanks(2, (process_group,), monkeypatch).run(fails) == ["failed"] * 2
