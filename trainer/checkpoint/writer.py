@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,6 +54,26 @@ ALONE = Ranks(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
 """The ranks of a process without a process group."""
 
 
+@dataclass(frozen=True)
+class Description:
+    """The fields of `SavedState` that are the same in every checkpoint of a start."""
+
+    config: dict[str, Any]
+    versions: dict[str, str]
+    numerics: dict[str, str]
+    sources: Mapping[str, str]
+
+
+def describe(config: RunConfig, ranks: Ranks, sources: Mapping[str, str] | None = None) -> Description:
+    """Describe a start for its checkpoints; `sources` are sha256 of the source files that run, by name."""
+    return Description(
+        config=without_secrets(config).model_dump(mode="json"),
+        versions=current_versions() | versions_of(config),
+        numerics=describe_numerics(config, ranks),
+        sources=sources or {},
+    )
+
+
 def save(
     output_dir: str | Path,
     engine: Engine,
@@ -60,32 +82,31 @@ def save(
     data: DataIdentity,
     warn: Warn = LOG.warning,
     evaluation: LateScores | None = None,
-    sources: Mapping[str, str] | None = None,
+    description: Description | None = None,
 ) -> Checkpoint | None:
     """Save the state after `state.step` steps, all ranks together; then remove superfluous checkpoints.
 
-    `evaluation` marks a pending evaluation of the step: it is there as soon as the checkpoint is.
+    `evaluation` marks a pending evaluation of the step: its file exists before the marker. `description` is that of the
+    start, if it was made before.
 
     Returns None, after a warning on rank 0, if the checkpoint could not be written: the last good one stays, and
     training may continue.
     """
     folder, ranks, settings = step_folder(output_dir, state.step), engine.ranks, config.checkpoint
     nodes_have_disks = settings.upload_to is not None
+    description = description or describe(config, ranks)
     in_turn(lambda: _set_aside(folder), ranks, nodes_have_disks)
     records, problems = _write_rank_files(folder, engine)
     saved = SavedState(
         format_version=FORMAT_VERSION,
         state=state,
-        config=without_secrets(config).model_dump(mode="json"),
         data=data,
         world_size=ranks.world_size,
         zero_stage=engine.zero_stage,
         shapes=parameter_shapes(engine.module),
         optimizer_steps=engine.optimizer_steps,
         loss_scaler=engine.loss_scaler_state(),
-        versions=current_versions() | versions_of(config),
-        numerics=describe_numerics(config, ranks),
-        sources=dict(sources or {}),
+        **vars(description),
     )
     marker = None
     if ranks.is_first and not problems:

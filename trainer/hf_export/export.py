@@ -150,7 +150,7 @@ def export_model(
         )
     with _new_folder(output) as folder:
         with _explained(output):
-            _write_model(folder, config, model, tokenizer)
+            write_model(folder, config, model, tokenizer)
             _write_tokenizer(folder, tokenizer, config)
             _write_sentence_transformer(folder, config)
         parity = check_export(folder, model, tokenizer)
@@ -240,7 +240,7 @@ def _explained(output: Path) -> Iterator[None]:
         ) from None
 
 
-def _write_model(folder: Path, config: RunConfig, model: PretrainingModel, tokenizer: Tokenizer) -> None:
+def write_model(folder: Path, config: RunConfig, model: PretrainingModel, tokenizer: Tokenizer) -> None:
     """Write config.json, with the ids of the tokenizer's special tokens, and model.safetensors."""
     has_pairs = SENTENCE_PAIRS in model.objectives
     _write_json(folder / "config.json", hugging_face_config(config.model, has_pairs, tokenizer.special_tokens))

@@ -99,8 +99,8 @@ class Checkpoints:
     reporter: Reporter
     mark: Callable[[str], None]
     """Records the next operation for the watchdog (`trainer/distributed/watchdog.py`)."""
-    sources: Mapping[str, str] = field(default_factory=dict)
-    """sha256 of every source file that runs, by name; the same on all ranks."""
+    description: writer.Description | None = None
+    """Of this start, for its checkpoints; the same on all ranks."""
     uploader: Uploader | None = None
     follower: Follower | None = None
     """None on all ranks but 0."""
@@ -145,7 +145,7 @@ class Checkpoints:
             self.config,
             self.data,
             evaluation=evaluation,
-            sources=self.sources,
+            description=self.description,
         )
         progress = replace(progress, save_is_deferred=False)
         if saved is None:

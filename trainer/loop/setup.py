@@ -16,6 +16,7 @@ from data_prep.base.urls import redact
 from data_prep.dataset.manifest import TOKENIZER_FOLDER
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.checkpoint import writer
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, CHANGES_SCORES
 from trainer.checkpoint.data_version import describe_versions
 from trainer.checkpoint.format import DataIdentity, TrainState
@@ -119,13 +120,14 @@ def set_up(
         mark=watchdog.mark,
     )
     task_modules = extensions.modules_of_suite(config.evaluation) if ranks.is_first else []
+    sources = broadcast_object(running_sources(task_modules) if ranks.is_first else None, ranks)
     checkpoints = Checkpoints(
         config,
         engine,
         data,
         reporter,
         watchdog.mark,
-        sources=broadcast_object(running_sources(task_modules) if ranks.is_first else None, ranks),
+        description=writer.describe(config, ranks, sources),
         uploader=uploader,
         follower=extensions.open_follower(config, LOG.warning, LOG.info) if ranks.is_first else None,
     )
@@ -134,7 +136,7 @@ def set_up(
         for note in notes:
             LOG.info(note)
         log_run_summary(run, state, changes, start)
-        log_sources(reporter, checkpoints.sources, start, task_modules, verbose)
+        log_sources(reporter, sources, start, task_modules, verbose)
         if warning := rate_jump(start, config, state):
             LOG.warning(warning)
     return run, state, first_progress(start, config)

@@ -161,8 +161,8 @@ def set_up(
 def save(begun: tuple[Run, TrainState, Progress], step: int) -> Path:
     run, state, _ = begun
     state = state.model_copy(update={"step": step})
-    of_run = run.checkpoints
-    saved = writer.save(run.config.output_dir, run.engine, state, run.config, of_run.data, sources=of_run.sources)
+    data, description = run.checkpoints.data, run.checkpoints.description
+    saved = writer.save(run.config.output_dir, run.engine, state, run.config, data, description=description)
     assert saved is not None
     return saved.folder
 
