@@ -1,5 +1,8 @@
+"""Peak memory, the error for too little memory, and memory that the C allocator keeps."""
+
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +11,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UserError
+from tests.support import fork_server
 from trainer.checkpoint.writer import ALONE
 from trainer.distributed.memory import explain_out_of_memory, is_out_of_memory
 
@@ -66,3 +70,34 @@ def test_the_peak_is_the_processs_own_and_not_its_parents():
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
     before, after = map(int, done.stdout.split())
     assert before < 1000 << 20 and after - before > 100 << 20
+
+
+PROGRAM = """
+import resource, sys, torch
+from trainer.distributed.memory import keep_freed_memory
+
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+total = torch.zeros(1)
+for _ in range(10):  # 64 MiB, as large as the logits of a micro-batch
+    torch.ones(16 << 20).sum()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    total += torch.ones(16 << 20).sum()
+print(int(total), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+PAGES = 5 * (64 << 20) // 4096
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc's mallopt")
+def test_kept_memory_is_not_mapped_again() -> None:
+    def run(mode: str) -> tuple[int, int]:
+        done = fork_server.run(["-c", PROGRAM, mode], fork_server.ROOT, os.environ | fork_server.FIXED)
+        total, faults = map(int, done.stdout.split())
+        return total, faults
+
+    by_default, kept = run("default"), run("kept")
+    assert by_default[0] == kept[0] == 5 * (16 << 20)
+    assert kept[1] < PAGES // 4
+    assert by_default[1] >= PAGES

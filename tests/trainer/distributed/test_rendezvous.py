@@ -1,19 +1,35 @@
+"""The rendezvous, messages through the store, and the interface between hosts."""
+
 from __future__ import annotations
 
 import signal
 import socket
 import subprocess
+import threading
 import time
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
+import torch.distributed
 
 from tests.support import toy_processes
 from tests.support.toy_processes import finish, start_ranks
 from trainer.config.training_settings import DistributedSettings
 from trainer.distributed import rendezvous
-from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, RankIsMissing, meet
+from trainer.distributed.rendezvous import (
+    LOST_RANK_EXIT_STATUS,
+    NONE,
+    Board,
+    RankIsMissing,
+    common_peer,
+    interface_of,
+    interface_towards,
+    meet,
+    source_address,
+)
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
 
 pytestmark = pytest.mark.spawn
@@ -175,3 +191,120 @@ def test_a_port_that_another_run_has_is_reported(start, monkeypatch):
         ((status, _, stderr),) = finish(start("all is well", 600, world_size=1), timeout=300)
     assert (status == 1 and "[port-in-use]" in stderr) or "is in use" in stderr, stderr
     assert "Traceback" not in stderr
+
+
+@pytest.fixture
+def store() -> torch.distributed.Store:
+    return torch.distributed.HashStore()
+
+
+def test_others_read_the_newest_text_of_a_name(store):
+    mine, other = Board(store, "topic"), Board(store, "topic")
+    assert other.read(1) is None and other.read_all([0, 1, "verdict"]) == {}
+    mine.post(1, "here")
+    mine.post("verdict", "ä")
+    assert (other.read(1), other.read("verdict")) == ("here", "ä")
+    mine.post(1, "there")
+    assert other.read_all([0, 1, "verdict"]) == {1: "there", "verdict": "ä"}
+    assert Board(store, "another topic").read(1) is None
+
+
+def test_a_name_that_nobody_posts_is_waited_for_no_longer_than_that(store):
+    board = Board(store, "topic")
+    board.post(0, "here")
+    assert board.has_all([0]) and not board.has_all([0, 1])
+    started_at = time.monotonic()
+    assert not board.wait([0, 1], seconds=0.3)
+    assert 0.3 <= time.monotonic() - started_at < 20
+
+
+def test_waiting_ends_once_all_names_are_there(store):
+    board = Board(store, "topic")
+    board.post(0, "here")
+    later = threading.Timer(0.2, board.post, (1, "here"))
+    later.start()
+    assert board.wait([0, 1], seconds=60)
+    later.join()
+
+
+def test_a_name_that_was_seen_is_read_without_asking_for_it_again():
+    class Asked(torch.distributed.HashStore):
+        asked = 0
+
+        def check(self, keys: list[str]) -> bool:
+            Asked.asked += 1
+            return super().check(keys)
+
+    store = Asked()
+    board = Board(store, "topic")
+    board.post(0, "here")
+    assert [board.read_all([0, 1]) for _ in range(3)] == [{0: "here"}] * 3
+    assert Asked.asked == 1 + 1 + 3, "once for both, once for rank 0, each time for rank 1"
+    for rank in range(512):
+        board.post(rank, "here")
+    Asked.asked = 0
+    assert len(Board(store, "topic").read_all(range(512))) == 512 and Asked.asked == 1
+
+
+def test_the_first_of_several_texts_stays(store):
+    for text in ("the cause", "what followed"):
+        Board(store, "topic").post_first("error", text)
+    assert Board(store, "topic").read("error") == "the cause"
+
+
+Address = namedtuple("Address", "address")
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A host with three interfaces; its routes, from a destination to the address from which packets leave."""
+    routes: dict[str, str] = {}
+    interfaces = {
+        "lo": [Address("127.0.0.1"), Address("::1")],
+        "eth0": [Address("10.0.0.2"), Address("fe80::2%eth0")],
+        "ib0": [Address("fd00::2")],
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    monkeypatch.setattr(rendezvous, "source_address", lambda destination: routes.get(destination, NONE))
+    return routes
+
+
+@pytest.mark.parametrize(
+    ("routes", "peer", "expected"),
+    [
+        ({"node-a": "10.0.0.2"}, "10.0.0.1", "eth0"),
+        ({"node-a": "fd00::2"}, "fd00::1", "ib0"),
+        # On the launcher's host, whose name leads to itself, the route to another host counts.
+        ({"node-a": "127.0.1.1", "10.0.0.7": "10.0.0.2"}, "10.0.0.7", "eth0"),
+        ({"node-a": "::1", "10.0.0.7": "10.0.0.2"}, "10.0.0.7", "eth0"),
+        ({"node-a": "10.0.0.2"}, NONE, None),  # one host
+        ({"node-a": "127.0.0.1"}, "10.0.0.7", None),  # no route to the other
+        ({"node-a": "10.9.9.9"}, "10.0.0.7", None),  # an address of no interface
+        ({}, "10.0.0.7", None),
+    ],
+)
+def test_the_interface_is_that_of_the_route(host, routes, peer, expected):
+    host.update(routes)
+    assert interface_towards("node-a", peer) == expected
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        (["127.0.0.1", "127.0.0.1"], NONE),
+        (["10.0.0.1", "10.0.0.1"], NONE),
+        ([NONE, NONE], NONE),
+        (["127.0.1.1", "127.0.1.1", "10.0.0.2", "10.0.0.3"], "10.0.0.2"),
+        (["10.0.0.1", "10.0.0.2"], "10.0.0.1"),
+        (["10.0.0.1", NONE], "10.0.0.1"),
+    ],
+)
+def test_a_peer_is_named_where_there_are_several_hosts(addresses, expected):
+    assert common_peer(addresses) == expected
+
+
+def test_this_machines_loopback_is_found_and_names_that_lead_nowhere_are_not():
+    assert source_address("127.0.0.1") == "127.0.0.1"
+    name = interface_of("127.0.0.1")
+    assert name is not None and name in psutil.net_if_addrs()
+    assert source_address("no-such-host.invalid") == NONE
