@@ -77,7 +77,8 @@ def test_mlflow_moves_an_alias_without_asking_where_it_points() -> None:
 
     asked = list(inspect.signature(MlflowClient.set_registered_model_alias).parameters)
     assert asked == ["self", "name", "alias", "version"], (
-        "registry/promotion_lock.py may be taken out, if an alias can be moved only from the version that was compared"
+        "promotion_lock of registry/model_versions.py may be taken out, if an alias can be moved only from the version "
+        "that was compared"
     )
 
 
