@@ -8,10 +8,10 @@
     clozeworks register [--name NAME] --trained-on MANIFEST_DIGEST
 
 --checkpoint exports the checkpoint first, with all checks of the export; --model takes an exported folder. An alias
-moves only after the new version is uploaded completely and read back. With --promote it moves only if the condition
-holds, and the version that held the alias becomes `previous`. Versions that were evaluated differently (settings, valid
-split, tokenizer) are not compared. At the end the command fills one mask with the
-registered model. Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 registered but not promoted.
+moves only after the new version is uploaded completely and read back. With --promote it moves only if the version meets
+the condition, and the version that had the alias becomes `previous`. Versions that were evaluated differently
+(settings, valid split, tokenizer) are not compared. At the end the command fills one mask with the registered model.
+Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 registered but not promoted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     aliases = parser.add_argument_group("aliases")
     moved = aliases.add_mutually_exclusive_group()
     moved.add_argument("--alias", metavar="ALIAS", help="alias to set on the new version unconditionally")
-    moved.add_argument("--promote", metavar="ALIAS", help="alias to move if the condition holds, such as champion")
+    moved.add_argument(
+        "--promote", metavar="ALIAS", help="alias to move if the version meets the condition, such as champion"
+    )
     aliases.add_argument(
         "--if",
         dest="condition",
@@ -105,7 +107,7 @@ def main() -> None:
 
 
 def show_versions(arguments: argparse.Namespace) -> None:
-    """Print the versions of one model, or those (without --name of all models) that were trained on a data set."""
+    """Print the versions of a model; with --trained-on those that saw a data set, without --name of all models."""
     from trainer.registry.model_versions import list_model_versions, trained_on, version_lines
 
     versions = list_model_versions(arguments.name, arguments.tracking_uri)
@@ -149,7 +151,7 @@ def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: 
 
 
 def move_alias(version: str, conditions: tuple[Condition, ...], arguments: argparse.Namespace) -> None:
-    """Promote a version if the condition holds, and print the compared metrics."""
+    """Promote a version if it meets the conditions, and print the compared metrics."""
     if not version.isdigit():
         raise UsageError(
             f'--version must be a number, got "{version}"',

@@ -145,7 +145,7 @@ def _add_checkpoint(
     folder = CheckpointFolder(path)
     try:
         marker = folder.read_marker()
-        names = [record.name for record in marker.files if record.name.endswith(".safetensors")]
+        names = [record.name for record in marker.tensor_files]
         if folder.parse_state(marker).shapes != parameter_shapes(engine.module):
             return f"{folder} has other parameter names or shapes"
         add_weights(path, own_first(names, engine.ranks), coefficient, sums)

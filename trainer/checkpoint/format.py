@@ -125,6 +125,11 @@ class Marker(_Record):
     step: Count
     files: tuple[FileRecord, ...]
 
+    @property
+    def tensor_files(self) -> list[FileRecord]:
+        """The files of the ranks."""
+        return [record for record in self.files if record.name != STATE_NAME]
+
 
 def checkpoints_folder(output_dir: str | Path) -> Path:
     return Path(output_dir) / "checkpoints"
@@ -319,8 +324,7 @@ def open_checkpoint(path: str | Path, verified: bool = False) -> Checkpoint:
     for record in () if verified else marker.files:
         if problem := folder.find_problem(record):
             raise folder.damaged(problem)
-    names = tuple(record.name for record in marker.files if record.name.endswith(".safetensors"))
-    return Checkpoint(Path(folder.url), folder.read_state(), names)
+    return Checkpoint(Path(folder.url), folder.read_state(), tuple(record.name for record in marker.tensor_files))
 
 
 def _to_json(record: BaseModel) -> bytes:

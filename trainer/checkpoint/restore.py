@@ -187,8 +187,7 @@ def fetch_checkpoint(
 
 def needed_files(marker: Marker, folder: CheckpointFolder, zero_stage: int | None, ranks: Ranks) -> list[FileRecord]:
     """Return the tensor files that this rank fetches: its own, or all of them on one rank of a node."""
-    saved = folder.parse_state(marker)
-    tensors = [record for record in marker.files if record.name != STATE_NAME]
+    saved, tensors = folder.parse_state(marker), marker.tensor_files
     if zero_stage and (saved.world_size, saved.zero_stage) == (ranks.world_size, zero_stage):
         own = rank_file_name(ranks.rank, ranks.world_size)
         return [record for record in tensors if record.name == own]

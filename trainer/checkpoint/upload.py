@@ -202,7 +202,7 @@ class Uploader:
 
     def _wait_for_parts(self, remote: CheckpointFolder, marker: Marker) -> bool:
         """Return whether the parts of all ranks arrived before a newer save was requested or the run ended."""
-        missing = {record.name: record.sha256 for record in marker.files if record.name != STATE_NAME}
+        missing = {record.name: record.sha256 for record in marker.tensor_files}
         while True:
             missing = {name: sha256 for name, sha256 in missing.items() if not self._is_copied(remote, name, sha256)}
             if not missing:

@@ -1,7 +1,7 @@
 """The output directory of a run: all ranks share it, and one run at a time works in it.
 
 Rank 0 writes a file there, and every rank reads it: hosts with separate disks would each keep a part of every
-checkpoint, and no host all of it.
+checkpoint, and no host all parts.
 
 Rank 0 keeps the lock of the directory until the run ends: two runs would overwrite each other's checkpoints,
 metrics and status. The lock ends with the process of rank 0, so a killed run does not block a restart.

@@ -241,7 +241,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     assert config.training.precision != "auto", "with_precision_decided comes first"
     check_precision(config, ranks.device.type)
     persistent = set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    assert not persistent, f"a checkpoint holds parameters only, but the model has the buffers {sorted(persistent)}"
+    assert not persistent, f"a checkpoint has parameters only, but the model has the buffers {sorted(persistent)}"
     import deepspeed
     from pydantic import ValidationError
 

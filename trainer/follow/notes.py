@@ -75,10 +75,10 @@ class _FailedRegistration(_Fields):
 
 
 RESULTS: Mapping[tuple[str, NoteState], type[_Fields]] = {
-    ("score", "done"): _Scores,
-    ("score", "failed"): _FailedSuite,
-    ("register", "done"): _Version,
-    ("register", "failed"): _FailedRegistration,
+    (SCORE, "done"): _Scores,
+    (SCORE, "failed"): _FailedSuite,
+    (REGISTER, "done"): _Version,
+    (REGISTER, "failed"): _FailedRegistration,
 }
 """The fields of a result by job and state; notes of other states may have any fields."""
 
@@ -223,7 +223,7 @@ def _read_registrations(path: Path) -> Iterator[Note]:
     """Read `registered.jsonl`: a line has a version once the checkpoint was registered."""
     for _, values in _read_objects(path):
         state = "done" if "version" in values else "pending"
-        if (note := _note_of({"name": "the model", **values, "job": "register", "state": state})) is not None:
+        if (note := _note_of({"name": "the model", **values, "job": REGISTER, "state": state})) is not None:
             yield note
 
 

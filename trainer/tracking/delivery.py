@@ -141,7 +141,8 @@ class Delivery:
             self._send_data_sets(record)
             self._send_points()
             left_out = self._send_artifacts(record)
-            self._send_status(record)
+            if self._needs(record, "status"):
+                self._set_status(record)
             if self.cursor.revision != record.revision or self.cursor.left_out != left_out:
                 self.advance(revision=record.revision, left_out=left_out)
         except MlflowException:
@@ -155,7 +156,7 @@ class Delivery:
         record = self._journal.record
         run = self._known_run(self.cursor.run_id) if self.cursor.run_id else None
         if run is None:
-            experiment_id = self._experiment_id()
+            experiment_id = find_or_create_experiment(self._client, record.experiment, self._choice)
             run = self._tagged_run(experiment_id, record.run_uuid) or self._create_run(experiment_id)
             self.cursor = Cursor(tracking_uri=self._tracking_uri, run_uuid=record.run_uuid)
             self._looked_at.clear()
@@ -200,9 +201,6 @@ class Delivery:
         condition = f"tags.`{RUN_TAG}` = '{run_uuid}'"
         runs = self._client.search_runs([experiment_id], condition, ViewType.ALL, max_results=100)
         return min(runs, key=lambda run: int(run.data.tags.get(CREATED_TAG, "0")), default=None)
-
-    def _experiment_id(self) -> str:
-        return find_or_create_experiment(self._client, self._journal.record.experiment, self._choice)
 
     def _send_params(self, record: RunRecord) -> None:
         from mlflow.entities import Param
@@ -251,7 +249,8 @@ class Delivery:
         try:
             self._client.log_batch(self._run_id, metrics=[Metric(*point) for point in points], synchronous=True)
         except MlflowException as error:
-            if error.error_code not in REFUSALS or not self._run_is_active():
+            is_refused = error.error_code in REFUSALS
+            if not is_refused or self._client.get_run(self._run_id).info.lifecycle_stage != "active":
                 raise
             if len(points) == 1:
                 self._warn(
@@ -260,9 +259,6 @@ class Delivery:
                 return
             self._send_batch(points[: len(points) // 2])
             self._send_batch(points[len(points) // 2 :])
-
-    def _run_is_active(self) -> bool:
-        return self._client.get_run(self._run_id).info.lifecycle_stage == "active"
 
     def _send_artifacts(self, record: RunRecord) -> list[str]:
         """Send the files that the server lacks; return the names of those without a readable file."""
@@ -281,10 +277,6 @@ class Delivery:
                 self.num_artifacts += 1
             self._looked_at[name] = artifact.revision
         return left_out
-
-    def _send_status(self, record: RunRecord) -> None:
-        if self._needs(record, "status"):
-            self._set_status(record)
 
     def _set_status(self, record: RunRecord) -> None:
         if record.status == "RUNNING":

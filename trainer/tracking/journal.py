@@ -321,7 +321,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def now() -> int:
-    """Return the time in milliseconds, as in MLflow."""
+    """Return the time in milliseconds since 1970, as in MLflow."""
     return time.time_ns() // 1_000_000
 
 
@@ -335,10 +335,10 @@ def _is_copy(folder: Path, record: RunRecord) -> bool:
     there = Path(record.folder)
     try:
         other = None if there.samefile(folder) else read_record(there)
-        went_on = not _begins_with(folder / POINTS_NAME, there / POINTS_NAME)
+        has_continued = not _begins_with(folder / POINTS_NAME, there / POINTS_NAME)
     except (UserError, OSError):  # it was moved away from there, or cannot be continued there
         return False
-    return other is not None and other.run_uuid == record.run_uuid and went_on
+    return other is not None and other.run_uuid == record.run_uuid and has_continued
 
 
 def _begins_with(path: Path, other: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Which process writes a run's status, so that another one can see whether it still runs."""
+"""Identity of the process that writes a run's status, by which other processes see whether it still runs."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Status(_Record, ProcessIdentity):
     moved_at: _Time | None = None
     """When the main thread last began an operation, as seen by the heartbeats."""
     patience_seconds: Count = 0
-    """Time limit of the operation, where it is an unusually long one."""
+    """Time limit of the operation, if it is unusually long."""
 
     @property
     def last_sign(self) -> float:
@@ -83,7 +83,7 @@ class Status(_Record, ProcessIdentity):
 
 
 class Activity(Protocol):
-    """What the main thread of a run does; `marks` grows with each operation that it begins."""
+    """The operation of the main thread of a run; `marks` grows with each operation."""
 
     @property
     def marks(self) -> int: ...
@@ -129,7 +129,7 @@ class Evaluated(_Record):
 
 
 class Scored(_Record):
-    """Scores of the checkpoint of a step, which a suite computed later."""
+    """Scores of a suite for the checkpoint of a step."""
 
     event: Literal["scored"]
     at: _Time

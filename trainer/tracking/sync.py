@@ -1,7 +1,7 @@
-"""Sending the metrics of a run from another machine, such as a login node if compute nodes reach no server.
+"""Send the metrics of a run from another machine, such as a login node if compute nodes reach no server.
 
-Every tracking folder below the output directory is sent: that of the run, those of branches it has left and of single
-fits. The run may be active; the next call sends what the run writes meanwhile.
+Every tracking folder below the output directory is sent: that of the run, of branches that the run has left, and of
+single fits. The run may be active; the next call sends what the run writes meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REQUEST_TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True)
 class Synced:
-    """What was sent from one folder."""
+    """The result for one tracking folder."""
 
     folder: Path
     run_id: str
@@ -55,7 +55,7 @@ def _started_at(folder: Path) -> tuple[int, int]:
 
 
 def sync(output_dir: Path, tracking_uri: str | None, warn: Callable[[str], None]) -> Iterator[Synced]:
-    """Send what the server lacks of every tracking folder; yields each folder once it is sent.
+    """Send what the server lacks of every tracking folder; yield a result when a folder is complete.
 
     Raises:
         UserError: there is nothing to send, or the server fails; the same call continues where it ended.

@@ -1,7 +1,7 @@
-"""How busy the machine of rank 0 is, under the names of MLflow's own system metrics, so that its pages show them.
+"""Load of the machine of rank 0, under the names of MLflow's system metrics, so that the pages of MLflow show them.
 
-They are read at each log line, so there is no thread, and every value has a step. MLflow's own monitor needs its global
-state and a server that answers.
+The metrics are read at each log line, so there is no thread, and every value has a step. MLflow's own monitor needs
+MLflow's global state and a server that answers.
 """
 
 from __future__ import annotations
