@@ -1,4 +1,4 @@
-"""The data version of a run: the one it started with, whatever was added or removed since."""
+"""The data version of a run: the version at the first start, whatever was added or removed since."""
 
 from __future__ import annotations
 

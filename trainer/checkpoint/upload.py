@@ -1,4 +1,4 @@
-"""Copying of checkpoints to a remote store in the background; a resume prefers the local copy.
+"""Copy checkpoints to a remote store in the background; a resume prefers the local copy.
 
 Every rank copies its own file, which may be on a disk that no other node sees. Rank 0 copies state.json, waits until
 the store has every rank's part of the same save, writes the marker, and removes superfluous checkpoints. Training does

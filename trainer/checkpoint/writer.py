@@ -127,7 +127,7 @@ def _write_rank_files(folder: Path, engine: Engine) -> tuple[list[FileRecord], l
     ranks = engine.ranks
     outcome: FileRecord | str
     try:
-        CheckpointFolder(folder).refuse_link()  # which was set aside, unless nothing may be changed here
+        CheckpointFolder(folder).refuse_link()  # a link was set aside, unless nothing can be changed here
         path = folder / rank_file_name(ranks.rank, ranks.world_size)
         outcome = write_tensors(path, _owned_tensors(engine.fragments()))
     except UserError as error:
@@ -165,7 +165,7 @@ def _complete(
 
 
 def _complete_here(folder: Path, saved: SavedState, evaluation: LateScores | None, marker: Marker, warn: Warn) -> None:
-    """On another node than rank 0's: write the same state and marker beside this node's files."""
+    """Write the same state and marker beside this node's files; for other nodes than that of rank 0."""
     try:
         _write_state(folder, saved, evaluation)
         CheckpointFolder(folder).write_marker(marker)
@@ -193,7 +193,7 @@ def in_turn(tidy: Callable[[], None], ranks: Ranks, nodes_have_disks: bool) -> N
 
 def _set_aside(folder: Path) -> None:
     """Rank 0: set aside the files of an earlier save of this step, so that they never mix with the new ones."""
-    with contextlib.suppress(UserError, OSError):  # where it cannot be removed, writing into it reports the reason
+    with contextlib.suppress(UserError, OSError):  # if it cannot be removed, the write into it reports the reason
         if CheckpointFolder(folder).is_complete:
             storage.remove(_replaced(folder))
             folder.rename(_replaced(folder))
@@ -215,7 +215,7 @@ def bring_back_replaced(output_dir: str | Path) -> None:
     for step in _replaced_steps(output_dir):
         folder = step_folder(output_dir, step)
         if CheckpointFolder(_replaced(folder)).is_complete and not CheckpointFolder(folder).is_complete:
-            with contextlib.suppress(UserError, OSError):  # where nothing can be changed, older ones are left
+            with contextlib.suppress(UserError, OSError):  # if nothing can be changed, older checkpoints are left
                 storage.remove(folder)
                 _replaced(folder).rename(folder)
 
@@ -253,7 +253,7 @@ def _remove_superfluous_here(
     """Remove superfluous checkpoints except `kept`, and incomplete ones."""
     complete, unfinished = list_steps(output_dir)
     superfluous = superfluous_in(checkpoints_folder(output_dir), complete, saved_step, settings) - kept | {*unfinished}
-    # What was set aside goes before its step does, whose marker keeps it from coming back.
+    # A checkpoint that was set aside is removed before that of its step, whose marker keeps it from being restored.
     outdated = [step for step in _replaced_steps(output_dir) if step in {*complete, saved_step}]
     folders = [_replaced(step_folder(output_dir, step)) for step in outdated]
     for folder in (*folders, *(step_folder(output_dir, step) for step in sorted(superfluous))):

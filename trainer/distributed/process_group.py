@@ -46,7 +46,7 @@ class Ranks:
     host_group: torch.distributed.ProcessGroup | None = None
     """All ranks over gloo, for the sums of `begin_sum_on_hosts` alone; None on one rank."""
     last_sum: list[Future[torch.Tensor]] = field(default_factory=list, compare=False, repr=False)
-    """On rank 0, the sum that was begun last."""
+    """The sum that rank 0 began last; empty on other ranks."""
 
     @property
     def is_first(self) -> bool:

@@ -35,7 +35,7 @@ LOST_RANK_EXIT_STATUS = 76
 
 Name = TypeVar("Name", str, int)
 NONE = "none"
-"""In place of an address: there is none."""
+"""Stands for a missing address."""
 
 _TOPIC = "meeting"
 _OWNER, _ALL_JOINED, _FAILURE = "keeper", "all", "failure"

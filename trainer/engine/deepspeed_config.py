@@ -110,8 +110,8 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
             "allgather_bucket_size": GATHER_BUCKET_ELEMENTS,
         }
     if zero_stage == 3:
-        # Left alone, it keeps gathered weights whose next use is under a billion numbers away: of a model with less
-        # than half as many parameters all of them, from the forward to the backward.
+        # By default DeepSpeed keeps gathered weights whose next use is less than a billion numbers away: all weights of
+        # a model with less than half as many parameters, from the forward to the backward.
         zero["stage3_max_reuse_distance"] = 0
     if config.zero.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
@@ -133,8 +133,9 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
     if config.training.precision in ("bf16", "fp16"):
         settings[config.training.precision] = {"enabled": True}
     if config.training.precision == "bf16" and zero_stage == 1 and not config.zero.offload_optimizer:
-        # A gradient is added to its fp32 sum when it comes, by the same additions as after the backward, with two
-        # passes over it instead of four, and can be reduced at once (trainer/distributed/gradient_reduction.py).
+        # A gradient is added to its fp32 sum as soon as it is computed: these are the additions of the end of the
+        # backward with two passes instead of four, and the sum can be reduced at once
+        # (trainer/distributed/gradient_reduction.py).
         settings["bf16"]["immediate_grad_update"] = True
     if zero_stage:
         settings["data_types"] = {"grad_accum_dtype": "fp32"}

@@ -1,9 +1,8 @@
-"""A parameter's training state as the fragment on this rank, at every ZeRO stage.
+"""The fragment of a parameter's training state on this rank, at every ZeRO stage.
 
-The state of a parameter is its fp32 weight and the optimizer's states of every element, such as Adam's two moments. A
-rank has all of it at stage 0, a range of the flattened parameter at stages 1 and 2 (DeepSpeed's `_hp_mapping`), and an
-equal part, padded at the end, at stage 3. Ranges count elements of the flattened
-parameter. DeepSpeed's `safe_set_full_*` is not used: at stage 3 it hangs where the world size does not divide the
+The state of a parameter is the fp32 weight and the optimizer's states of every element, such as Adam's two moments. A
+rank has the whole state at stage 0, a range of the flattened parameter at stages 1 and 2 (DeepSpeed's `_hp_mapping`),
+and an equal part, padded at the end, at stage 3. Ranges count elements of the flattened parameter. DeepSpeed's `safe_set_full_*` is not used: at stage 3 it hangs where the world size does not divide the
 parameter (deepspeed 0.19.8).
 """
 
@@ -37,7 +36,7 @@ class Fragment:
     held_in: torch.Tensor
     """The fp32 tensor that the torch optimizer updates; the fragment is a range of it."""
     offset: int
-    """Where the fragment begins in `held_in`, flattened."""
+    """Index of the fragment's first element in the flattened `held_in`."""
     padding: int
     """Elements behind the fragment that belong to no parameter."""
     states: Mapping[torch.Tensor, Mapping[str, Any]]
@@ -94,7 +93,7 @@ def fragments(module: nn.Module, optimizer: Any, zero_stage: int, rank: int, wor
 
 @dataclass(frozen=True)
 class Partition:
-    """How the model's parameters are divided among the tensors that a torch optimizer updates."""
+    """Division of the model's parameters among the tensors that a torch optimizer updates."""
 
     fragments: list[Fragment]
     tensors: list[torch.Tensor]

@@ -133,7 +133,7 @@ class _Layout(NamedTuple):
     sizes: list[int]
     """Elements of the sections, which cover the tensor."""
     kept: list[int]
-    """Which of the sections are fragments."""
+    """Indices of the sections that are fragments."""
     numbers: list[int]
     """Numbers of the fragments' parameters."""
 
