@@ -2,8 +2,9 @@
 
 The state of a parameter is the fp32 weight and the optimizer's states of every element, such as Adam's two moments. A
 rank has the whole state at stage 0, a range of the flattened parameter at stages 1 and 2 (DeepSpeed's `_hp_mapping`),
-and an equal part, padded at the end, at stage 3. Ranges count elements of the flattened parameter. DeepSpeed's `safe_set_full_*` is not used: at stage 3 it hangs where the world size does not divide the
-parameter (deepspeed 0.19.8).
+and an equal part, padded at the end, at stage 3. Ranges count elements of the flattened parameter. DeepSpeed's
+`safe_set_full_*` is not used: at stage 3 it hangs where the world size does not divide the parameter (deepspeed
+0.19.8).
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ muon             momentum of the matrices inside the blocks,   `trainer/engine/m
 module:function  its own                                       the user's function
 
 A user's function takes the parameter groups (dicts of `params` and `weight_decay`) and the settings of `optimizer`, and
-returns a `torch.optim.Optimizer`. From ZeRO 1 on the optimizer gets flat fp32 tensors that concatenate the
-parameters, so its update is element by element, or it has the method `attach` (`trainer/engine/whole_parameters.py`). A
-checkpoint stores float32 states of the weight's shape, and the number of updates as `step`. States must be 0 before the
-first update, since a run starts with a warmup step after which all states are set to 0; other states cannot be resumed
-and are refused.
+returns a `torch.optim.Optimizer`. From ZeRO 1 on the optimizer gets flat fp32 tensors that concatenate the parameters,
+so its update is element by element, or it has the method `attach` (`trainer/engine/whole_parameters.py`). A checkpoint
+stores float32 states of the weight's shape, and the number of updates as `step`. States must be 0 before the first
+update, since a run starts with a warmup step after which all states are set to 0; other states cannot be resumed and
+are refused.
 """
 
 from __future__ import annotations
