@@ -97,37 +97,10 @@ def check_rank_environment() -> None:
         raise _invalid(f"{_given('MASTER_PORT')} in the environment is not a port")
 
 
-def _invalid(problem: str) -> UsageError:
-    variables = " ".join(RANK_VARIABLES)
-    return UsageError(
-        problem,
-        fix=f"start the ranks with a launcher, or `unset {variables}` for a single process",
-        code="invalid-rank-environment",
-    )
-
-
-def _expected(wrong: list[str]) -> str:
-    return "the address of a host" if wrong == ["MASTER_ADDR"] else "a number"
-
-
-def _given(name: str) -> str:
-    return f"{name}={os.environ[name]:.40}"
-
-
-def _is_number(name: str) -> bool:
-    value = os.environ.get(name, "")
-    return value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS
-
-
-def _number(name: str, default: int) -> int:
-    return int(os.environ[name]) if _is_number(name) else default
-
-
 def side_environment() -> dict[str, str]:
     """Return the environment of a process beside a rank: without the launcher's variables and without the GPUs."""
-    kept = {
-        name: value for name, value in environment_now().items() if name not in (*RANK_VARIABLES, "LOCAL_WORLD_SIZE")
-    }
+    dropped = (*RANK_VARIABLES, "LOCAL_WORLD_SIZE")
+    kept = {name: value for name, value in environment_now().items() if name not in dropped}
     return kept | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
 
@@ -183,6 +156,32 @@ def compiled_folder() -> Path:
     """
     of_host = _private_folder_of_host() if (local_world_size() or 1) > 1 else None
     return (of_host or _cache_folder()) / "compiled" / f"{_build()}-{platform.machine()}-{_instruction_set()}"
+
+
+def _invalid(problem: str) -> UsageError:
+    variables = " ".join(RANK_VARIABLES)
+    return UsageError(
+        problem,
+        fix=f"start the ranks with a launcher, or `unset {variables}` for a single process",
+        code="invalid-rank-environment",
+    )
+
+
+def _expected(wrong: list[str]) -> str:
+    return "the address of a host" if wrong == ["MASTER_ADDR"] else "a number"
+
+
+def _given(name: str) -> str:
+    return f"{name}={os.environ[name]:.40}"
+
+
+def _is_number(name: str) -> bool:
+    value = os.environ.get(name, "")
+    return value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS
+
+
+def _number(name: str, default: int) -> int:
+    return int(os.environ[name]) if _is_number(name) else default
 
 
 def _private_folder_of_host() -> Path | None:

@@ -110,6 +110,14 @@ class Partition:
 
 
 @runtime_checkable
+class AttachesPartition(Protocol):
+    """An optimizer that must know which parameters its tensors contain."""
+
+    def attach(self, partition: Partition) -> None:
+        """Take the partition of the parameters, before the first step; all ranks together."""
+
+
+@runtime_checkable
 class HasBlocks(Protocol):
     """A model that says which of its weights are matrices inside the blocks."""
 

@@ -29,9 +29,6 @@ from trainer.config.custom_code import OPTIMIZER, is_custom
 from trainer.config.training_settings import OptimizerSettings
 from trainer.distributed.process_group import Ranks
 from trainer.engine import fragments
-from trainer.engine.muon import Muon
-from trainer.engine.stable_adamw import StableAdamW
-from trainer.engine.whole_parameters import AttachesPartition
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -62,8 +59,12 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings, precision: st
     elif settings.name == "adamw":
         optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)
     elif settings.name == "stable_adamw":
+        from trainer.engine.stable_adamw import StableAdamW
+
         optimizer = StableAdamW(groups, lr=rate, betas=betas, eps=eps)
     else:
+        from trainer.engine.muon import Muon
+
         assert isinstance(model, fragments.HasBlocks), "roles come from the model"
         groups = [part for group in groups for part in _by_role(group, model.hidden_matrices())]
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -88,7 +89,7 @@ def attach_partition(module: nn.Module, optimizer: Any, name: str, zero_stage: i
 
 
 def _attach(optimizer: torch.optim.Optimizer, name: str, partition: Callable[[], fragments.Partition]) -> None:
-    if isinstance(optimizer, AttachesPartition):
+    if isinstance(optimizer, fragments.AttachesPartition):
         found = partition()
         with explain_failure(name, calls_it=True):
             optimizer.attach(found)

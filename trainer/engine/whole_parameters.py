@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -28,14 +27,6 @@ from trainer.engine.fragments import Fragment, Partition
 
 Bounds = Mapping[str, tuple[int, int]]
 """The elements [start, stop) of each parameter on a rank."""
-
-
-@runtime_checkable
-class AttachesPartition(Protocol):
-    """An optimizer that must know which parameters its tensors contain."""
-
-    def attach(self, partition: Partition) -> None:
-        """Take the partition of the parameters, before the first step; all ranks together."""
 
 
 class WholeParameters:

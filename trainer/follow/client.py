@@ -21,8 +21,8 @@ from data_prep.base.terminal import counted
 from trainer.config.run_config import RunConfig
 from trainer.distributed.launcher import failure_reason
 from trainer.distributed.rank_environment import side_environment
-from trainer.follow.follower import KILL_SECONDS
 from trainer.follow.jobs import (
+    KILL_SECONDS,
     STOP_SECONDS,
     CheckpointJob,
     Scoring,

@@ -32,7 +32,7 @@ from trainer.config.run_config import RunConfig
 from trainer.distributed.launcher import end_with_parent, failure_reason
 from trainer.distributed.rank_environment import side_environment
 from trainer.distributed.stop_signal import STOP_SIGNALS
-from trainer.follow.jobs import CheckpointJob, any_failed, done_line, due_jobs, failure_line, jobs_of
+from trainer.follow.jobs import KILL_SECONDS, CheckpointJob, any_failed, done_line, due_jobs, failure_line, jobs_of
 from trainer.follow.notes import (
     Note,
     add_note,
@@ -49,8 +49,6 @@ from trainer.tracking.status import DEAD_AFTER_SECONDS, read_status
 
 LOG = logger(__name__)
 
-KILL_SECONDS = 5.0
-"""How long a registration that was asked to end may take to mark its model as failed."""
 _POLL_SECONDS = 0.2
 LOOK_SECONDS = 2.0
 """Time between two looks at the checkpoints of an active run."""

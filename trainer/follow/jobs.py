@@ -23,6 +23,8 @@ from trainer.registry.register_checkpoint import RegistrationRequest
 RESULTS_FOLDER = "evaluations"
 STOP_SECONDS = 10.0
 """How long a stop waits for a running registration; a scheduler may kill the run after 30 seconds."""
+KILL_SECONDS = 5.0
+"""How long a registration that was asked to end may take to mark its model as failed."""
 
 
 class CheckpointJob(ABC):
