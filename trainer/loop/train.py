@@ -24,9 +24,8 @@ from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
 from trainer.data.workers import explain_lost_workers
 from trainer.distributed import rank_environment as environment
-from trainer.distributed.agreement import agree
+from trainer.distributed.agreement import agree, only_training, refuse_unshared
 from trainer.distributed.memory import explain_out_of_memory
-from trainer.distributed.output_dir import only_training, refuse_unshared
 from trainer.distributed.process_group import (
     Ranks,
     barrier,
