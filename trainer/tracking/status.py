@@ -101,12 +101,15 @@ class BranchRecord(_Record):
     output_dir: str
 
 
-class Started(_Record):
-    """A line of the history, like the four classes that follow."""
+class _Event(_Record):
+    """A line of the history."""
 
-    event: Literal["started"]
     at: _Time
     step: Count
+
+
+class Started(_Event):
+    event: Literal["started"]
     world_size: Count
     device: str = "cpu"
     gpu_hour_price: float | None = None
@@ -115,25 +118,19 @@ class Started(_Record):
     last_written_at: _Time | None = None
 
 
-class Saved(_Record):
+class Saved(_Event):
     event: Literal["saved"]
-    at: _Time
-    step: Count
 
 
-class Evaluated(_Record):
+class Evaluated(_Event):
     event: Literal["evaluated"]
-    at: _Time
-    step: Count
     metrics: dict[str, float | None]
 
 
-class Scored(_Record):
+class Scored(_Event):
     """Scores of a suite for the checkpoint of a step."""
 
     event: Literal["scored"]
-    at: _Time
-    step: Count
     metrics: dict[str, float | None]
 
 
