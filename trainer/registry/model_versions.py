@@ -8,7 +8,7 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -164,16 +164,7 @@ def promote(
             )
         named = {each: holders[each].scores if each in holders else None for each in aliases_of(conditions)}
         decision = judge(conditions, candidate.scores, named, alias)
-        others = {alias_name: each for alias_name, each in holders.items() if each.version != candidate.version}
-        compared = tuple(
-            each
-            for each in conditions
-            if isinstance(each.operand, str)
-            and each.operand in others
-            and each.metric in candidate.scores.keys() & others[each.operand].scores.keys()
-        )
-        facts = {alias_name: each.facts for alias_name, each in others.items()}
-        different = different_evaluations(compared, candidate.facts, facts)
+        different = _different_evaluations(conditions, candidate, holders)
         if different and not allow_different_evaluation:
             raise NotPromoted(
                 f"version {version} of {name} was not promoted to {alias}: it was evaluated differently, so its scores "
@@ -196,6 +187,21 @@ def promote(
             point_alias(client, name, PREVIOUS, str(holder.version))
         point_alias(client, name, alias, version)
     return replace(decision, reasons=(*decision.reasons, *(f"measured differently: {each}" for each in different)))
+
+
+def _different_evaluations(
+    conditions: Sequence[Condition], candidate: ModelVersion, holders: Mapping[str, ModelVersion]
+) -> list[str]:
+    """Describe the conditions that compare the candidate with a version which was evaluated differently."""
+    others = {alias: each for alias, each in holders.items() if each.version != candidate.version}
+    compared = tuple(
+        each
+        for each in conditions
+        if isinstance(each.operand, str)
+        and each.operand in others
+        and each.metric in candidate.scores.keys() & others[each.operand].scores.keys()
+    )
+    return different_evaluations(compared, candidate.facts, {alias: each.facts for alias, each in others.items()})
 
 
 def version_lines(versions: Sequence[ModelVersion], with_names: bool = False) -> Iterator[str]:
