@@ -88,7 +88,7 @@ class Delivery:
         self.cursor = read_cursor(journal, self._tracking_uri)
         self.num_bytes, self.num_artifacts = 0, 0
         """State of this process's delivery."""
-        self._looked_at: dict[str, int] = {}  # artifacts that were sent, or found wanting, with their revisions
+        self._looked_at: dict[str, int] = {}  # revisions of artifacts that were sent or could not be read
 
     @property
     def unsent_bytes(self) -> int:
