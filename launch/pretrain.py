@@ -32,14 +32,12 @@ from trainer.api import EXTENSIONS, Training, start
 from trainer.config.load import check_output_dir, load_config
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.stages import epochs_of
-from trainer.config.synonyms import explain_synonym
 from trainer.data.sample_range import Branch, parse_ranges
 from trainer.distributed import rank_environment as environment
 from trainer.distributed.stop_signal import StopSignal
 from trainer.engine.deepspeed_config import deepspeed_config, with_deepspeed_file
 from trainer.loop.result import RunResult
 from trainer.preflight.launch_checks import check_launch
-from trainer.preflight.rehearsal import rehearsal_of, report
 from trainer.tracking.status import log_path
 
 HOST_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")
@@ -137,6 +135,8 @@ def add_branch(parser: argparse.ArgumentParser) -> None:
 
 def explain_unknown_option(option: str, words: list[str]) -> UsageError:
     """Create the error for an option such as `--learning_rate 1e-4`: settings are written without dashes."""
+    from trainer.config.synonyms import explain_synonym
+
     name, has_value, value = option.lstrip("-").partition("=")
     if not has_value:
         following = words[words.index(option) + 1 : words.index(option) + 2]
@@ -174,6 +174,8 @@ def main() -> None:
 
     planned = config
     if arguments.rehearse:
+        from trainer.preflight.rehearsal import rehearsal_of
+
         config = rehearsal_of(planned, os.environ.get("MASTER_PORT", str(os.getpid())))
 
     def begin(train: Training) -> NoReturn:
@@ -187,6 +189,8 @@ def main() -> None:
             try:
                 result = train(stop_signal=stop_signal, verbose=arguments.verbose)
                 if rehearses and result.status == "finished":
+                    from trainer.preflight.rehearsal import report
+
                     print(report(planned, config, environment.world_size()).text(), flush=True)
                 return result.exit_status
             finally:

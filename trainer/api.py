@@ -65,7 +65,12 @@ class _OfThisProject:
         tasks = load_suite(settings.suite, settings.suite_overrides).tasks.values()
         return [task.function.partition(":")[0] for task in tasks if ":" in task.function]
 
-    def open_follower(self, config: RunConfig, warn: Say, log: Say) -> Follower:
+    def open_follower(self, config: RunConfig, warn: Say, log: Say) -> Follower | None:
+        has_jobs = config.evaluation.suite is not None or config.registry.name is not None
+        # Notes of earlier starts, which had jobs (`trainer/follow/notes.py`).
+        notes = (Path(config.output_dir) / name for name in ("jobs.jsonl", "registered.jsonl"))
+        if not has_jobs and not any(path.exists() for path in notes):
+            return None
         from trainer.follow.client import FollowerClient
 
         return FollowerClient(config, warn, log)

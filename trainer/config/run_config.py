@@ -35,7 +35,6 @@ from trainer.config.run_settings import (
 )
 from trainer.config.schedule import tokens_of_stage
 from trainer.config.stages import Stage, data_sets_of, epochs_of, resolve_stages, with_steps
-from trainer.config.synonyms import explain_stage, explain_synonym, length_names
 from trainer.config.training_settings import (
     BranchSettings,
     DistributedSettings,
@@ -87,6 +86,8 @@ class RunConfig(Settings):
     @classmethod
     def explain_unknown(cls, name: str, value: object, values: Mapping[str, Any]) -> str | None:
         """Explain names of stages, and names from Hugging Face and Megatron (`synonyms.py`)."""
+        from trainer.config.synonyms import explain_stage, explain_synonym
+
         training = values.get("training")
         stages = training.get("stages") if isinstance(training, Mapping) else None
         names = [str(each.get("name")) for each in stages or () if isinstance(each, Mapping)]
@@ -205,6 +206,8 @@ def _sequence_length(values: Mapping[str, Any], name: str) -> int | None:
 
 def _lengths(section: Mapping[str, Any]) -> set[Any]:
     """Return the sequence lengths that a section sets, under any name."""
+    from trainer.config.synonyms import length_names
+
     return {value for name, value in section.items() if str(name) in length_names() and isinstance(value, int | str)}
 
 

@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from data_prep.base.errors import UserError
 from trainer.checkpoint import writer
 from trainer.checkpoint.format import DataIdentity, TrainState, checkpoints_folder, list_steps, step_folder
 from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, evaluation_of, write_late_scores
-from trainer.checkpoint.upload import Uploader
 from trainer.config.run_config import RunConfig
 from trainer.distributed.process_group import broadcast_object
 from trainer.engine.engine import Engine
@@ -21,6 +20,9 @@ from trainer.loop.branch import list_in_other_run, remove_later_steps
 from trainer.loop.reporter import Reporter
 from trainer.metrics.health import NonFiniteSteps
 from trainer.tracking.tracker import MetricLog
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.upload import Uploader
 
 Say = Callable[[str], None]
 

@@ -60,7 +60,6 @@ class PairCounting:
         """`mark` records the operation of this rank and its time limit in seconds (`Watchdog.mark`)."""
         self._stop_signal = stop_signal
         self._samples = training_samples(shard_sets, stage, config.training.seed, pair_counts)
-        self._has_pairs = stage.data.sentence_pairs != "none"
         self._pair_counts, self._ranks, self._mark, self._settings = pair_counts, ranks, mark, config.distributed
         self._num_workers = stage.data.num_workers
         self._global_rows = stage.global_batch_tokens // stage.sequence_length
@@ -80,7 +79,7 @@ class PairCounting:
             ReadingStopped: a rank received a stop request before all was counted; on all ranks.
         """
         samples, reading = self._samples, dict[int, ReadEpoch]()
-        for read in samples.epochs_until(position.epoch, position.next_sample) if self._has_pairs else ():
+        for read in samples.epochs_until(position.epoch, position.next_sample):
             reading[read.component] = read
             self._count(read)
         self._reading = {

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,7 +29,6 @@ from trainer.distributed.stop_signal import StopSignal, describe_requests
 from trainer.engine.engine import Engine
 from trainer.loop.console import StepBar, step_line
 from trainer.loop.step import StepResult
-from trainer.metrics.custom_metrics import CustomMetrics
 from trainer.metrics.health import Health
 from trainer.metrics.throughput import Interval, RankWork, WorkClock, flops_per_position, peak_flops
 from trainer.objectives.objective import Objective, StageObjectives
@@ -37,6 +36,9 @@ from trainer.objectives.pretraining import num_parameters
 from trainer.tracking.status import EventName, RunStatus, State, append_history, read_status
 from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracker import MetricLog, MlflowStatus
+
+if TYPE_CHECKING:
+    from trainer.metrics.custom_metrics import CustomMetrics
 
 LOG = logger(__name__)
 
@@ -155,7 +157,11 @@ class Reporter:
         self.labels = {each.metric: each.label or each.metric for each in objectives.values()}
         """The objectives in log lines, by what they are called in names of metrics."""
         self.recorder = Recorder(self._ranks, objectives, step)
-        self._custom = CustomMetrics(config.logging.metrics) if config.logging.metrics else None
+        self._custom: CustomMetrics | None = None
+        if config.logging.metrics:
+            from trainer.metrics.custom_metrics import CustomMetrics
+
+            self._custom = CustomMetrics(config.logging.metrics)
         self._system = SystemMetrics(self._output_dir, self._ranks.device) if self._ranks.is_first else None
         self._bar = StepBar(self._ranks.is_first, step, config.max_steps)
         self.num_parameters = num_parameters(config.model, config.all_objectives)

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,9 +20,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, CHANGES_SCORES
 from trainer.checkpoint.data_version import describe_versions
 from trainer.checkpoint.format import DataIdentity, TrainState
-from trainer.checkpoint.initial_weights import load_initial_weights
 from trainer.checkpoint.restore import load
-from trainer.checkpoint.upload import Uploader
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.measurements import shape_of_words, untrained_positions
 from trainer.config.objective_settings import MASKED_LM
@@ -60,7 +59,9 @@ from trainer.tracking.run_description import all_lineages, describe_run
 from trainer.tracking.source_code import source_text
 from trainer.tracking.status import RunStatus
 from trainer.tracking.tracker import NullTracker
-from trainer.validation.minimal_pairs import minimal_pairs_of
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.upload import Uploader
 
 LOG = logger(__name__)
 
@@ -92,6 +93,8 @@ def set_up(
     lineage = start.data_lineage
     notes: list[str] = []
     if start.checkpoint is None and config.init_from is not None:
+        from trainer.checkpoint.initial_weights import load_initial_weights
+
         find_folder = partial(extensions.pull_model, config.init_from, config.tracking.uri)
         notes, lineage = load_initial_weights(model, config.init_from, find_folder, ranks, data.tokenizer_fingerprint)
     if ranks.is_first:  # after the checks: a rejected run leaves the directory unchanged
@@ -99,10 +102,15 @@ def set_up(
     engine = open_engine(model, start, config, shard_sets, ranks, watchdog)
     state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks))
     objectives, stage = model.objectives, config.stage_of(state.step + 1)
+    minimal_pairs = None
+    if config.evaluation.minimal_pairs is not None:
+        from trainer.validation.minimal_pairs import minimal_pairs_of
+
+        minimal_pairs = minimal_pairs_of(config, shard_sets[0])
     run_data = RunData(
         shard_sets,
         pair_counts=count_first_epoch(config, shard_sets, state, ranks, watchdog, stop_signal),
-        minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
+        minimal_pairs=minimal_pairs,
         hidden_words=hidden_words_of(config, shard_sets) if MASKED_LM in objectives else None,
     )
     uploader = open_uploader(start, config, ranks)
@@ -214,6 +222,8 @@ def open_uploader(start: Start, config: RunConfig, ranks: Ranks) -> Uploader | N
     """Open the copying of checkpoints to `checkpoint.upload_to`, that of the resumed one first; a collective."""
     if config.checkpoint.upload_to is None:
         return None
+    from trainer.checkpoint.upload import Uploader
+
     uploader = Uploader(config.checkpoint, ranks, LOG.warning)
     if start.own_checkpoint is not None and start.branch is None:
         uploader.submit_if_missing(start.own_checkpoint)

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from trainer.checkpoint.upload import check_upload_wait
 from trainer.config.custom_code import check_code
 from trainer.config.load import check_output_dir
 from trainer.data.evaluation_batches import evaluation_batches
-from trainer.data.minimal_pairs import read_minimal_pairs
 from trainer.data.shard_set import Split, has_valid_split
 from trainer.objectives.build import check_best_metric
 from trainer.preflight.data_checks import check_data, look_at_data
@@ -40,9 +38,7 @@ from trainer.preflight.machine_checks import (
     refuse_compilation,
 )
 from trainer.preflight.plan import PlannedRun
-from trainer.preflight.service_checks import check_mlflow, check_store
 from trainer.tracking.mlflow_server import resolve_tracking_uri
-from trainer.validation.minimal_pairs import minimal_pairs_of
 
 
 def _nothing(run: PlannedRun) -> Iterable[Finding]:
@@ -86,13 +82,36 @@ class Check:
 
 def _read_minimal_pairs(run: PlannedRun) -> None:
     if run.config.evaluation.minimal_pairs is not None:
+        from trainer.data.minimal_pairs import read_minimal_pairs
+
         read_minimal_pairs(run.config.evaluation.minimal_pairs)
 
 
 def _encode_minimal_pairs(run: PlannedRun) -> Iterable[Finding]:
     if run.config.evaluation.minimal_pairs is not None:
+        from trainer.validation.minimal_pairs import minimal_pairs_of
+
         minimal_pairs_of(run.config, run.shard_sets[0])  # a start does so in its set-up, and ends alike on all ranks
     return ()
+
+
+def _check_upload(run: PlannedRun) -> None:
+    if run.config.checkpoint.upload_to is not None:
+        from trainer.checkpoint.upload import check_upload_wait
+
+        check_upload_wait(run.config, run.world_size)
+
+
+def _look_at_store(run: PlannedRun) -> Iterable[Finding]:
+    from trainer.preflight.service_checks import check_store
+
+    return check_store(run.config)
+
+
+def _look_at_mlflow(run: PlannedRun) -> Iterable[Finding]:
+    from trainer.preflight.service_checks import check_mlflow
+
+    return check_mlflow(run.config)
 
 
 def _try_maskings(run: PlannedRun) -> Iterable[Finding]:
@@ -139,17 +158,13 @@ CHECKS = (
     Check("suite", _check_suite, of_first_rank=True),
     Check("memory", look=check_memory, warns=True, elsewhere=_on_gpus),
     Check("disk", look=check_disk, warns=True),
-    Check("store", lambda run: check_upload_wait(run.config, run.world_size), lambda run: check_store(run.config)),
+    Check("store", _check_upload, _look_at_store),
     Check("clock", look=lambda run: check_clock(run.config)),
     Check("compiler", lambda run: refuse_compilation(run.config, run.device), check_compiler),
     Check("open files", look=lambda run: check_descriptors(run.world_size), warns=True),
     Check("precision", look=lambda run: check_speed_of_precision(run.config, run.device_type), warns=True),
     Check("op cache", look=lambda run: check_op_cache(), warns=True),
-    Check(
-        "mlflow",
-        lambda run: resolve_tracking_uri(run.config.tracking.uri),
-        lambda run: check_mlflow(run.config),
-    ),
+    Check("mlflow", lambda run: resolve_tracking_uri(run.config.tracking.uri), _look_at_mlflow),
     Check("secrets", lambda run: check_starters(), lambda run: check_secrets(sys.argv), warns=True),
     Check("estimate", look=estimate_time),
 )

@@ -9,7 +9,6 @@ from data_prep.base.terminal import counted
 from data_prep.base.urls import WEB_SCHEMES, scheme
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import ShardRecord
-from data_prep.dataset.verification import tokenizer_file_problems
 from data_prep.storage import storage
 from trainer.config.promotion import parse_conditions
 from trainer.config.run_config import RunConfig
@@ -144,6 +143,8 @@ def format_epochs(epochs: float) -> str:
 
 def _check_tokenizer_files(sets: list[ShardSet]) -> Iterator[Finding]:
     """The files that training does not read, and that an export carries, are those that came with the tokenizer."""
+    from data_prep.dataset.verification import tokenizer_file_problems
+
     problems = [problem for shard_set in sets for problem in tokenizer_file_problems(shard_set.url)]
     for problem in problems:
         yield Finding("fail", "tokenizer", problem)

@@ -26,7 +26,6 @@ from data_prep.base.terminal import counted
 from data_prep.base.urls import has_password
 from data_prep.dataset.manifest import read_manifest
 from trainer.checkpoint.format import list_steps
-from trainer.checkpoint.initial_weights import look_at_initial_weights
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
@@ -324,6 +323,8 @@ def check_initial_weights(run: PlannedRun) -> Iterator[Finding]:
         fingerprint = read_manifest(config.data_sets[0]).tokenizer.fingerprint
     except UserError:  # the check of the data reports it
         fingerprint = None
+    from trainer.checkpoint.initial_weights import look_at_initial_weights
+
     find_folder = partial(run.outside.look_at_model, config.init_from, config.tracking.uri)
     for line in look_at_initial_weights(config.model, config.init_from, find_folder, fingerprint):
         yield Finding("ok", "init_from", line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from data_prep.dataset.manifest_records import ShardRecord
 from trainer.config.custom_code import MASKING, OBJECTIVE
@@ -13,7 +14,9 @@ from trainer.config.stages import Stage
 from trainer.data.hidden_words import HiddenWords
 from trainer.data.packing import num_document_rows
 from trainer.data.shard_set import ShardSet
-from trainer.validation.minimal_pairs import MinimalPairs
+
+if TYPE_CHECKING:
+    from trainer.validation.minimal_pairs import MinimalPairs
 
 
 def facts_of_run(

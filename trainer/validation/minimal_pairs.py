@@ -100,14 +100,13 @@ class MinimalPairs:
         return Batch.of_sequences(rows.ravel(), starts.ravel(), row, masked, labels, pad_token_id=self.pad_token_id)
 
 
-def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | None:
-    """The minimal pairs of `evaluation.minimal_pairs`, encoded; None where it is not set.
+def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs:
+    """Read and encode the minimal pairs of `evaluation.minimal_pairs`, which is set.
 
     Raises:
         UserError: they cannot be read, or a sentence has no token or is longer than the shortest row of the run.
     """
-    if config.evaluation.minimal_pairs is None:
-        return None
+    assert config.evaluation.minimal_pairs is not None, "the caller looks"
     tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_set))
     shortest = min(stage.sequence_length for stage in config.stages)
     return open_minimal_pairs(config.evaluation.minimal_pairs, tokenizer, shortest)
