@@ -37,6 +37,11 @@ class Settings(BaseModel):
     """Names of earlier releases that the section still reads, and the setting that each sets."""
 
     @classmethod
+    def unsets(cls, name: str, value: object) -> bool:
+        """Return whether this value of the earlier name means that it sets nothing."""
+        return value is None
+
+    @classmethod
     def explain_unknown(cls, name: str, value: object, values: Mapping[str, Any]) -> str | None:
         """Say as an imperative what to write instead of the unknown setting `name`; None where nothing is known.
 

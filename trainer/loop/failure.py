@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from data_prep.base.errors import UserError
@@ -38,8 +38,16 @@ class Failure:
     """
 
     def __init__(
-        self, output_dir: Path, ranks: Ranks, watchdog: Watchdog, stop_signal: StopSignal, log_file: LogFile
+        self,
+        output_dir: Path,
+        ranks: Ranks,
+        watchdog: Watchdog,
+        stop_signal: StopSignal,
+        log_file: LogFile,
+        on_forced_end: Callable[[], None] | None = None,
     ) -> None:
+        """`on_forced_end` is called after the record if the process ends at once."""
+        self._on_forced_end = on_forced_end
         self._output_dir, self._ranks, self._log_file = output_dir, ranks, log_file
         self.status: RunStatus | None = None
         """On rank 0, once the output directory is this run's."""
@@ -62,6 +70,8 @@ class Failure:
             if error is not None and self.run is not None:
                 self.run.checkpoints.abandon()
                 self.run.reporter.close("failed")
+            if error is None and self._on_forced_end is not None:
+                self._on_forced_end()
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:

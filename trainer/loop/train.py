@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,6 +60,7 @@ def train(
     stop_signal: StopSignal | None = None,
     watched: contextlib.ExitStack | None = None,
     verbose: bool = False,
+    on_forced_end: Callable[[], None] | None = None,
 ) -> RunResult:
     """Start or resume the run of `config.output_dir`; returns once all ranks have left their groups.
 
@@ -69,6 +71,7 @@ def train(
             once the ranks have their group.
         watched: collects resources to close if the process outlives an error of the run (`trainer/api.py`).
         verbose: list all source files that changed since the checkpoint.
+        on_forced_end: called last on each rank if the watchdog or a second signal ends the process.
 
     Raises:
         UserError: data, tokenizer, checkpoints or DeepSpeed's settings contradict each other, another run is active in
@@ -81,7 +84,7 @@ def train(
     epochs = [each.setting for each in epochs_of(config.training).values()]
     config, opened = open_or_explain(config, extensions, allow_change)
     ranks, signal_of_rank, watchdog = join_group(config, stop_signal, watched)
-    failure = Failure(output_dir, ranks, watchdog, signal_of_rank, log_file)
+    failure = Failure(output_dir, ranks, watchdog, signal_of_rank, log_file, on_forced_end)
     with contextlib.ExitStack() as held:
         with watchdog.report_lost_ranks():
             if ranks.world_size > 1:  # their first common operation

@@ -62,11 +62,15 @@ class Check:
     """Whether a start of the run looks too: in well under a second."""
     of_first_rank: bool = False
     """Whether it is about what only rank 0 does."""
+    needs_length: bool = False
+    """Whether it reads how many steps the run has; skipped where the epochs cannot be counted."""
     elsewhere: Callable[[PlannedRun], str | None] = _here
     """The advice where another host may have what this one lacks: the doctor then only warns."""
 
     def findings(self, run: PlannedRun) -> list[Finding]:
-        """What the doctor prints."""
+        """Return what the doctor prints."""
+        if self.needs_length and run.uncounted is not None:
+            return []
         findings_of_check = guarded(self.name, lambda: self._refuse_and_look(run))
         if (advice := self.elsewhere(run)) is not None:
             findings_of_check = [
@@ -93,6 +97,17 @@ def _encode_minimal_pairs(run: PlannedRun) -> Iterable[Finding]:
 
         minimal_pairs_of(run.config, run.shard_sets[0])  # a start does so in its set-up, and ends alike on all ranks
     return ()
+
+
+def _check_length(run: PlannedRun) -> None:
+    if run.uncounted is not None:
+        raise run.uncounted
+
+
+def _build_own_objectives(run: PlannedRun) -> None:
+    """Build the model without memory: objectives of the user's may have names or weights that it cannot have."""
+    if run.config.has_own_objectives:
+        _ = run.parameters
 
 
 def _check_upload(run: PlannedRun) -> None:
@@ -149,15 +164,17 @@ CHECKS = (
         of_first_rank=True,
     ),
     Check("custom code", lambda run: check_code(run.config)),
+    Check("objectives", _build_own_objectives),
     Check("best_metric", lambda run: check_best_metric(run.config.checkpoint, run.config.all_objectives)),
     # A start reads them once, on rank 0.
     Check("init_from", look=check_initial_weights),
-    Check("data", lambda run: check_data(run.config, run.shard_sets), look_at_data),
+    Check("length", _check_length),
+    Check("data", lambda run: check_data(run.config, run.shard_sets), look_at_data, needs_length=True),
     Check("masking", look=_try_maskings),
     Check("minimal pairs", _read_minimal_pairs, _encode_minimal_pairs),
     Check("suite", _check_suite, of_first_rank=True),
     Check("memory", look=check_memory, warns=True, elsewhere=_on_gpus),
-    Check("disk", look=check_disk, warns=True),
+    Check("disk", look=check_disk, warns=True, needs_length=True),
     Check("store", _check_upload, _look_at_store),
     Check("clock", look=lambda run: check_clock(run.config)),
     Check("compiler", lambda run: refuse_compilation(run.config, run.device), check_compiler),
@@ -166,7 +183,7 @@ CHECKS = (
     Check("op cache", look=lambda run: check_op_cache(), warns=True),
     Check("mlflow", lambda run: resolve_tracking_uri(run.config.tracking.uri), _look_at_mlflow),
     Check("secrets", lambda run: check_starters(), lambda run: check_secrets(sys.argv), warns=True),
-    Check("estimate", look=estimate_time),
+    Check("estimate", look=estimate_time, needs_length=True),
 )
 """In the order in which a run would meet the problems."""
 

@@ -43,11 +43,12 @@ def explain(run: PlannedRun, expects_shards: bool = False) -> str:
         UserError: existing shards do not fit the configuration; `init_from` is missing or does not fit it.
     """
     config, ranks = run.config, counted(run.world_size, "rank")
+    uncounted = ["the number of steps is unknown, as the epochs cannot be counted"]
     parts = [
         ("Parameters", parameter_lines(run)),
-        ("Stages", stage_lines(run)),
+        ("Stages", stage_lines(run) if run.uncounted is None else uncounted),
         ("Batches", batch_lines(run)),
-        ("Operations", flops_lines(config)),
+        *([("Operations", flops_lines(config))] if run.uncounted is None else []),
         (f"Memory per rank, GiB (estimate, {ranks}, {config.training.precision}; {TENSORS_ONLY})", memory_lines(run)),
         ("Activations of a micro-batch by part, GiB (activations and logits above)", activation_lines(run)),
         ("Shards", list(shard_lines(run, expects_shards))),
@@ -138,7 +139,8 @@ def batch_lines(run: PlannedRun) -> list[str]:
     for stage in run.config.stages:
         name = f"{stage.label}: " if len(run.config.stages) > 1 else ""
         arithmetic = batch_arithmetic(stage, run.world_size)
-        lines.append(f"{name}{arithmetic}; {stage.taken_steps:,} steps = {stage.tokens:,} tokens")
+        length = f"; {stage.taken_steps:,} steps = {stage.tokens:,} tokens" if run.uncounted is None else ""
+        lines.append(f"{name}{arithmetic}{length}")
         if arithmetic.micro_batch_tokens < stage.micro_batch_tokens:
             lines.append(
                 f"  micro_batch_tokens={stage.micro_batch_tokens:,} is an upper bound; "
@@ -211,6 +213,9 @@ def activation_lines(run: PlannedRun) -> list[str]:
 
 def shard_lines(run: PlannedRun, expects_shards: bool = False) -> Iterator[str]:
     """Describe the shards: contents, sufficiency, downloads and cache of each node."""
+    if run.uncounted is not None:
+        yield f"warning: {run.uncounted} [{run.uncounted.code}]"
+        return
     manifests: list[Manifest | None] = []
     for url in run.config.data_sets:
         try:

@@ -64,7 +64,7 @@ def check_batches(run: PlannedRun) -> Iterator[Finding]:
             yield Finding("warn", "batch", f"{prefix}{arithmetic}; {remedy}")
         else:
             yield Finding("ok", "batch", f"{prefix}{arithmetic}")
-        if stage.batch_warmup is not None and stage.taken_steps:
+        if stage.batch_warmup is not None and stage.taken_steps and run.uncounted is None:
             yield _check_batch_warmup(stage, run.world_size, prefix)
 
 
