@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 
 from data_prep.base.errors import UsageError
 from data_prep.base.settings import SettingError, Settings
-from trainer.config.promotion import parse_conditions
 from trainer.config.run_settings import CheckpointSettings
 
 PREVIOUS = "previous"
@@ -72,6 +71,8 @@ class RegistrySettings(Settings):
                 for alias in (self.alias, self.promote_to):
                     check_names(self.name, alias)
             if self.only_if is not None:
+                from trainer.config.promotion import parse_conditions
+
                 parse_conditions(self.only_if)
         except UsageError as error:
             problem = (

@@ -16,8 +16,8 @@ from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, evaluati
 from trainer.config.run_config import RunConfig
 from trainer.distributed.process_group import broadcast_object
 from trainer.engine.engine import Engine
-from trainer.loop.branch import list_in_other_run, remove_later_steps
 from trainer.loop.reporter import Reporter
+from trainer.loop.start import list_in_other_run, remove_later_steps
 from trainer.metrics.health import NonFiniteSteps
 from trainer.tracking.tracker import MetricLog
 

@@ -26,7 +26,7 @@ from trainer.loop.reporter import Reporter
 from trainer.objectives.objective import StageObjectives
 from trainer.objectives.pretraining import PretrainingModel
 from trainer.preflight.plan import Outside
-from trainer.validation.facts import facts_of_run
+from trainer.validation.loss import facts_of_run
 
 if TYPE_CHECKING:
     from trainer.validation.minimal_pairs import MinimalPairs

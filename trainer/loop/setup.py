@@ -38,7 +38,6 @@ from trainer.distributed.process_group import (
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
-from trainer.loop.branch import open_tracker
 from trainer.loop.checkpoints import Checkpoints, Progress
 from trainer.loop.console import device_line
 from trainer.loop.evaluating import AVERAGE_PREFIX
@@ -46,7 +45,7 @@ from trainer.loop.global_batches import count_first_epoch
 from trainer.loop.identity import listed, own_modules, running_sources, source_changes
 from trainer.loop.reporter import Reporter
 from trainer.loop.run import Extensions, Run, RunData
-from trainer.loop.start import Start, check_start, find_start, first_state, rate_jump
+from trainer.loop.start import Start, check_start, find_start, first_state, open_tracker, rate_jump
 from trainer.loop.warmup import try_own_objectives, warmup_step
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.unigram import training_counts, training_entropy_nats

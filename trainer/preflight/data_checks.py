@@ -10,7 +10,6 @@ from data_prep.base.urls import WEB_SCHEMES, scheme
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.storage import storage
-from trainer.config.promotion import parse_conditions
 from trainer.config.run_config import RunConfig
 from trainer.data.samples import check_enough_data
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, has_valid_split
@@ -49,6 +48,8 @@ def check_needs_no_evaluation(config: RunConfig) -> None:
     checkpoint, registry = config.checkpoint, config.registry
     settings = [("checkpoint.keep_best", checkpoint.best_metric)] if checkpoint.keep_best else []
     if registry.only_if:
+        from trainer.config.promotion import parse_conditions
+
         settings += [("registry.only_if", condition.metric) for condition in parse_conditions(registry.only_if)]
     wanted = [(setting, f"compares {metric}") for setting, metric in settings if _is_of_valid_split(metric)]
     if checkpoint.average_last is not None:

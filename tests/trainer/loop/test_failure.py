@@ -16,7 +16,7 @@ from trainer.checkpoint.writer import ALONE
 from trainer.distributed.exit import EndedByAnother
 from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.process_group import Ranks
-from trainer.loop.failure import Failure
+from trainer.loop.train import Failure
 from trainer.tracking import status as status_module
 from trainer.tracking.process_identity import own_identity
 from trainer.tracking.status import RunStatus, read_history, read_status, record_end, write_status

@@ -96,3 +96,13 @@ class PublishedFamily(Family, ABC):
 
         An option that `ModelSettings` cannot express is the value of the nearest setting, so that it is a difference.
         """
+
+
+class Custom(Family):
+    """It starts from the options of BERT, fixes none and guarantees no export.
+
+    Such a model trains, is evaluated and fills masks here. If its options are those of a published family, it is
+    exported as a model of that family.
+    """
+
+    name = "custom"
