@@ -57,27 +57,27 @@ class Check:
     refuse: Callable[[PlannedRun], object] = _nothing
     """Raises the `UserError` that ends a start of the run."""
     look: Callable[[PlannedRun], Iterable[Finding]] = _nothing
-    """What else there is to find; called where `refuse` raises nothing."""
+    """Yields further findings; called if `refuse` raises nothing."""
     warns: bool = False
-    """Whether a start of the run looks too: in well under a second."""
+    """Whether a start of the run logs the warnings of `look`, which then takes well under a second."""
     of_first_rank: bool = False
-    """Whether it is about what only rank 0 does."""
+    """Whether only rank 0 does what is checked."""
     needs_length: bool = False
-    """Whether it reads how many steps the run has; skipped where the epochs cannot be counted."""
+    """Whether the check reads the number of steps; it is skipped if the epochs cannot be counted."""
     elsewhere: Callable[[PlannedRun], str | None] = _here
-    """The advice where another host may have what this one lacks: the doctor then only warns."""
+    """Returns advice if another host may have what this one lacks: the doctor then only warns."""
 
     def findings(self, run: PlannedRun) -> list[Finding]:
         """Return what the doctor prints."""
         if self.needs_length and run.uncounted is not None:
             return []
-        findings_of_check = guarded(self.name, lambda: self._refuse_and_look(run))
-        if (advice := self.elsewhere(run)) is not None:
-            findings_of_check = [
-                each if each.level == "ok" else replace(each, level="warn", text=f"{each.text}; {advice}")
-                for each in findings_of_check
-            ]
-        return findings_of_check
+        findings = guarded(self.name, lambda: self._refuse_and_look(run))
+        if (advice := self.elsewhere(run)) is None:
+            return findings
+        return [
+            each if each.level == "ok" else replace(each, level="warn", text=f"{each.text}; {advice}")
+            for each in findings
+        ]
 
     def _refuse_and_look(self, run: PlannedRun) -> Iterator[Finding]:
         self.refuse(run)
@@ -95,7 +95,7 @@ def _encode_minimal_pairs(run: PlannedRun) -> Iterable[Finding]:
     if run.config.evaluation.minimal_pairs is not None:
         from trainer.validation.minimal_pairs import minimal_pairs_of
 
-        minimal_pairs_of(run.config, run.shard_sets[0])  # a start does so in its set-up, and ends alike on all ranks
+        minimal_pairs_of(run.config, run.shard_sets[0])  # in a start, set-up does
     return ()
 
 
@@ -200,6 +200,6 @@ def refuse(run: PlannedRun) -> None:
 
 
 def warnings(run: PlannedRun) -> list[Finding]:
-    """What a start of the run warns of."""
+    """Return the findings that a start of the run logs as warnings."""
     cheap = (check for check in CHECKS if check.warns)
     return [each for check in cheap for each in guarded(check.name, partial(check.look, run)) if each.level != "ok"]

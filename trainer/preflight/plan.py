@@ -46,11 +46,11 @@ class Gpu:
     """A kind of GPU, which need not be in this machine."""
 
     label: int
-    """Its memory as NVIDIA names it, in GB (of 2^30 bytes)."""
+    """Memory in the name of the product, in GB (of 2^30 bytes)."""
     memory_bytes: int
-    """What PyTorch finds of it."""
+    """Memory that PyTorch reports."""
     device: str
-    """A part of its device's name that no other kind has."""
+    """A part of the device's name that no other kind has."""
 
 
 GPUS = {
@@ -81,7 +81,7 @@ class Speed:
 
 
 class Outside(Protocol):
-    """What checks use of the packages that training does not import; `trainer/api.py` has it."""
+    """Checks by packages that training does not import; `trainer/api.py` provides them."""
 
     def look_at_model(self, source: str, tracking_uri: str | None) -> Path | None:
         """Return the checked folder of a model, perhaps without its weights; None: it exists and is not downloaded.
@@ -105,12 +105,12 @@ class PlannedRun:
     config: RunConfig
     world_size: int
     device: torch.device
-    """Of this machine."""
+    """Device of this machine."""
     outside: Outside
     allow_change: bool = False
     """Whether the run resumes although a setting changed that makes it another run."""
     is_first: bool = True
-    """Whether rank 0 checks."""
+    """Whether this process is rank 0."""
     gpu: Gpu | None = None
     """The device of every rank, if it is not that of this machine."""
     speed: Speed | None = None
