@@ -154,7 +154,7 @@ def test_the_lock_of_a_killed_build_is_named_and_that_of_a_running_one_is_not(tm
     assert finding.level == "fail" and str(lock) in finding.text and "60 minutes old" in finding.text
     os.utime(lock)
     (finding,) = machine_checks.check_op_cache()
-    assert finding.level == "warn" and "held by no process" in finding.text
+    assert finding.level == "warn" and "open in no process" in finding.text
 
 
 def test_a_store_that_cannot_be_written_fails_and_one_that_can_is_left_empty(tmp_path):

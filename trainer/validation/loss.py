@@ -1,9 +1,9 @@
 """Evaluation on the valid shards, with masks fixed by seed: the same tasks every time, on any number of ranks.
 
-Figures are counted by source and by length, and everything else is a sum of these. A length is that of the text which
-a prediction is made from: the tokens of its sequence (a document's piece in its row, or the two halves of a sentence
-pair), without special tokens. Micro-batch by micro-batch the losses are the same on any number of ranks; their sum in
-float64 depends on its order in the last bits alone.
+Figures are counted by source and by length, and the others are sums of these. The length of a prediction is the number
+of tokens in its sequence, without special tokens: the part of a document in a row, or the two halves of a sentence
+pair. The losses of each micro-batch are the same on any number of ranks; only the last bits of their sum in float64
+depend on the order of the additions.
 
 Whether two scores compare depends on facts about an evaluation, which `facts_of_run` collects
 (`trainer/config/comparability.py`).
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from trainer.validation.minimal_pairs import MinimalPairs
 
 MAX_SOURCES = 50
-"""Sources with figures of their own, those with most predictions; the others are reported together, as `OTHERS`."""
+"""Number of sources with figures of their own: those with most predictions. `OTHERS` has the rest together."""
 OTHERS = "others"
 
 
 class Totals:
-    """Sums over the valid split by source and by length, and how a metric is made of them."""
+    """Sums over the valid split by source and by length, and the metrics that follow from them."""
 
     def __init__(
         self, objectives: Mapping[str, Objective], num_sources: int, length_bounds: Sequence[int], device: torch.device
     ) -> None:
-        """`objectives` by name."""
+        """Begin at 0; `objectives` are by name."""
         self._names = {name: (f"{objective.metric}_", objective.values) for name, objective in objectives.items()}
         if MASKED_LM in self._names:
             self._names[OWN_MASKED_LM] = (f"own_{self._names[MASKED_LM][0]}", ("loss",))
@@ -62,9 +62,9 @@ class Totals:
         self._bounds = torch.tensor(length_bounds, device=device)
         shape = (num_sources, len(length_bounds) + 1, sum(widths))
         self._sums = torch.zeros(shape, dtype=torch.float64, device=device)
-        """(num_sources, num_lengths, columns): of all that is measured its values, and the number of predictions."""
+        """(num_sources, num_lengths, columns): the values of each measurement, then its number of predictions."""
         self._words = torch.zeros(3, dtype=torch.float64, device=device)
-        """Of hidden words: loss, words, bytes."""
+        """Loss, number and bytes of hidden words."""
 
     def add(self, batch: EvaluationBatch, scores: Mapping[str, Scores]) -> None:
         """Add a micro-batch; `scores` are those of `objectives_measured(batch.metrics)` by name."""
@@ -78,11 +78,13 @@ class Totals:
         micro, starts = batch.batch, batch.batch.cu_seqlens.long()
         sequences = torch.searchsorted(starts, scores.positions, right=True) - 1
         ends = starts[sequences + 1]
-        num_special = 2 + micro.token_type_ids[ends - 1]  # a pair has a [SEP] more, and ends in its segment B
+        num_special = 2 + micro.token_type_ids[ends - 1]  # a pair has one more [SEP], and ends in segment B
         lengths = ends - starts[sequences] - num_special
         sources, num_lengths = batch.origins[scores.positions], self._sums.shape[1]
         firsts = batch.origins[(starts[sequences] + 1).clamp(max=len(batch.origins) - 1)]
-        sources = torch.where(sources < 0, firsts, sources).clamp(min=0)  # of a special token, as its sequence has it
+        sources = torch.where(sources < 0, firsts, sources).clamp(
+            min=0
+        )  # a special token has the source of its sequence
         groups = sources * num_lengths + torch.bucketize(lengths, self._bounds, right=True)
         rows = [scores.values[value].double() for value in self._names[name][1]]
         values = torch.stack([*rows, torch.ones_like(rows[0])])  # (columns, N)
@@ -100,7 +102,7 @@ class Totals:
         self._sums, self._words = total[:-3].view(self._sums.shape), total[-3:]
 
     def metrics(self, origins: Origins) -> dict[str, float]:
-        """Return the means by name; without those for which nothing was predicted."""
+        """Return the means by name, without those over no prediction."""
         by_source, by_length = self._sums.sum(1), self._sums.sum(0)
         metrics = self._figures("valid", by_source.sum(0)) | _figures_of_words(self._words)
         for name, sums in zip(length_names(self._length_bounds), by_length, strict=True):
@@ -139,15 +141,21 @@ def evaluate(
     origins: Origins,
     settings: EvaluationSettings,
 ) -> dict[str, float]:
-    """Metrics over all ranks by name: `valid/mlm_loss` (nats), `valid/mlm_accuracy`, `valid/mlm_accuracy_top5`,
-    `valid/mlm_perplexity`, with sentence pairs `valid/pair_loss` and `valid/pair_accuracy`, what the user's own
-    objectives measure, and where the run trains on other rows or masks `valid/own_mlm_loss`; the same under
-    `valid/length/A-B/`, and under `valid/source/NAME/` and `valid/component/NAME/` where there are several.
-    `trainer/config/measurements.py` says what each is measured on. Of hidden words (`trainer/data/hidden_words.py`)
-    `valid/word_bits_per_byte`, with their number and bytes.
+    """Return the metrics over all ranks by name; every rank must give the same number of batches.
 
-    Every rank must give the same number of batches. Dropout is off. Logits are made for predicted positions alone.
-    Random numbers, which only a user's objective draws, follow from the number of the micro-batch in its measurement.
+    | metrics                                                                | measured                              |
+    |------------------------------------------------------------------------|---------------------------------------|
+    | `valid/mlm_loss` (nats), `_accuracy`, `_accuracy_top5`, `_perplexity`  | with the objective masked_lm          |
+    | `valid/pair_loss`, `valid/pair_accuracy`                               | with sentence pairs                   |
+    | `valid/METRIC_VALUE`                                                   | with an objective of the user's       |
+    | `valid/own_mlm_loss`                                                   | if the run trains other rows or masks |
+    | `valid/word_bits_per_byte`, `valid/word_count`, `valid/word_bytes`     | on hidden words                       |
+
+    All but those of hidden words are also under `valid/length/A-B/`, and under `valid/source/NAME/` and
+    `valid/component/NAME/` if there are several. `trainer/config/measurements.py` defines the rows of each.
+
+    Dropout is off, and logits are computed for predicted positions alone. Random numbers, which only a user's objective
+    draws, follow from the number of the micro-batch in its measurement.
     """
     totals = Totals(objectives, len(origins.names), settings.length_bounds, ranks.device)
     engine.eval()
@@ -175,13 +183,13 @@ def _figures_of_words(sums: torch.Tensor) -> dict[str, float]:
 
 
 def length_names(bounds: Sequence[int]) -> list[str]:
-    """The names of the lengths that the bounds part: of (128, 256) they are 0-127, 128-255 and 256-up."""
+    """Return the names of the ranges of lengths: for (128, 256) they are 0-127, 128-255 and 256-up."""
     lows = [0, *bounds]
     return [f"{low}-{high - 1}" for low, high in zip(lows, lows[1:], strict=False)] + [f"{lows[-1]}-up"]
 
 
 def metric_names(names: Sequence[str]) -> list[str]:
-    """Each name as MLflow takes it in a metric's name, and the next free number behind one that is taken."""
+    """Return names that MLflow accepts in the name of a metric; a name that is taken gets the next free number."""
     metrics: list[str] = []
     taken = {OTHERS}
     for name in names:
@@ -193,7 +201,7 @@ def metric_names(names: Sequence[str]) -> list[str]:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), infinite where that overflows."""
+    """Return exp(loss), or infinity if it overflows."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
@@ -229,7 +237,7 @@ def facts_of_run(
 
 
 def valid_digest(shard_sets: Sequence[ShardSet]) -> str:
-    """sha256 over the valid shards, whatever the order of the data sets, without those that evaluations skip."""
+    """Return the sha256 of the valid shards that evaluations read, in any order of the data sets."""
     shards = sorted(record.sha256 for record in _measured_shards(shard_sets))
     return hashlib.sha256("".join(shards).encode()).hexdigest()
 
