@@ -29,8 +29,7 @@ from data_prep.base.logs import show_times
 from data_prep.base.settings import describe, setting_names, to_yaml
 from launch.options import add_plan, command_parser
 from trainer.api import EXTENSIONS, Training, start
-from trainer.config.load import check_output_dir, load_config
-from trainer.config.run_config import RunConfig, without_secrets
+from trainer.config.run_config import RunConfig, check_output_dir, load_config, without_secrets
 from trainer.config.stages import epochs_of
 from trainer.data.sample_range import Branch, parse_ranges
 from trainer.distributed import rank_environment as environment

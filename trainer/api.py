@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.base.environment import environment_now
 from data_prep.storage import storage
-from trainer.config.load import Overrides, check_output_dir, resolve_config
-from trainer.config.run_config import RunConfig
+from trainer.config.run_config import Overrides, RunConfig, check_output_dir, resolve_config
 from trainer.config.run_settings import EvaluationSettings
 from trainer.config.stages import epochs_of
 from trainer.data.sample_range import Branch

@@ -19,8 +19,7 @@ from tests.support import fork_server, launch_command
 from tests.support.error_codes import coded
 from tests.support.toy_run import preset_config
 from trainer import load_config
-from trainer.config.load import check_output_dir
-from trainer.config.run_config import RunConfig
+from trainer.config.run_config import RunConfig, check_output_dir
 from trainer.distributed import exit
 from trainer.loop.result import RunResult
 

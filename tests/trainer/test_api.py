@@ -18,7 +18,7 @@ from tests.support.error_codes import coded
 from trainer.api import open_loader, train
 from trainer.checkpoint.data_version import open_data
 from trainer.checkpoint.late_scores import is_pending
-from trainer.config.load import load_config, resolve_config
+from trainer.config.run_config import load_config, resolve_config
 from trainer.loop.result import find_finished_run
 from trainer.tracking.status import HISTORY_NAME
 

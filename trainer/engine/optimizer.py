@@ -21,8 +21,6 @@ from trainer.config.training_settings import OptimizerSettings
 from trainer.distributed.process_group import Ranks
 from trainer.engine import fragments
 from trainer.engine.custom_optimizer import build_custom_optimizer, explain_failure
-from trainer.engine.muon import Muon
-from trainer.engine.stable_adamw import StableAdamW
 from trainer.engine.whole_parameters import AttachesPartition
 
 
@@ -54,8 +52,12 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings, precision: st
     elif settings.name == "adamw":
         optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)
     elif settings.name == "stable_adamw":
+        from trainer.engine.stable_adamw import StableAdamW
+
         optimizer = StableAdamW(groups, lr=rate, betas=betas, eps=eps)
     else:
+        from trainer.engine.muon import Muon
+
         assert isinstance(model, fragments.HasBlocks), "roles come from the model"
         groups = [part for group in groups for part in _by_role(group, model.hidden_matrices())]
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32

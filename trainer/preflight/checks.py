@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from trainer.config.custom_code import check_code
-from trainer.config.load import check_output_dir
+from trainer.config.run_config import check_output_dir
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.shard_set import Split, has_valid_split
 from trainer.objectives.build import check_best_metric

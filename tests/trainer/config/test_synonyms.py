@@ -7,8 +7,7 @@ from data_prep.config.preparation_config import PreparationConfig
 from tests.generated_pages import names_of_other_projects
 from tests.support.error_codes import coded
 from tests.support.settings import names_of, settings_of
-from trainer.config.load import load_config
-from trainer.config.run_config import RunConfig
+from trainer.config.run_config import RunConfig, load_config
 from trainer.config.synonyms import _IN_STAGE, explain_synonym, synonyms
 
 SETTINGS = set(names_of(RunConfig)) | set(names_of(PreparationConfig))
