@@ -139,10 +139,11 @@ class DurationSettings(Settings):
         names = [name, *(earlier for earlier, today in cls.earlier_names.items() if today == name)]
         given = {each: values[each] for each in names if values.get(each) is not None}
         for each in names[1:]:
-            # Earlier releases stored a share beside the steps or tokens that replaced it.
-            is_replaced = each.endswith("_ratio") and (name not in given or given[each] == 0)
-            if len(given) > 1 and each in given and (is_replaced or cls.unsets(each, given[each])):
-                del given[each]
+            if len(given) > 1 and each in given:
+                # Earlier releases stored a share beside the steps or tokens that replaced it.
+                is_replaced = each.endswith("_ratio") and (name not in given or given[each] == 0)
+                if is_replaced or cls.unsets(each, given[each]):
+                    del given[each]
         return given
 
     @classmethod
