@@ -27,7 +27,7 @@ class RegistrySettings(Settings):
     )
     alias: str | None = Field(None, description="alias for the newest registered version, such as latest-run")
     promote_to: str | None = Field(
-        None, description="alias that moves if only_if holds, such as champion; the old version becomes `previous`"
+        None, description="alias that moves if only_if is met, such as champion; the old version becomes `previous`"
     )
     only_if: str | None = Field(
         None, description="condition of promote_to, such as 'valid/mlm_loss < champion' or 'valid/mlm_loss < 2.5'"

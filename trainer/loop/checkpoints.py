@@ -93,7 +93,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Saves the checkpoints of a run, and hands them to the store and to the follower; all ranks call it alike."""
+    """Saves checkpoints of a run, and hands them to the store and to the follower; all ranks make the same calls."""
 
     config: RunConfig
     engine: Engine

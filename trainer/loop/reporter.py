@@ -62,7 +62,7 @@ class Recorder:
         self._ranks = ranks
         self._metrics = {name: objective.metric for name, objective in objectives.items()}
         self.columns = StageObjectives(objectives, {}).columns
-        """What a step sums (`StepResult.sums`)."""
+        """Columns of `StepResult.sums`: objective and value."""
         self.last_step = step
         self._pending: list[tuple[int, SampleRange, float, StepResult]] = []
         self._flushed_at = time.perf_counter()
@@ -155,7 +155,7 @@ class Reporter:
         self._facts_of, self._stop_signal, self._mark = facts_of, stop_signal, mark
         self.tracker, self._status, self._health = tracker, status, health
         self.labels = {each.metric: each.label or each.metric for each in objectives.values()}
-        """The objectives in log lines, by what they are called in names of metrics."""
+        """Name of each objective in log lines, by its name in metrics."""
         self.recorder = Recorder(self._ranks, objectives, step)
         self._custom: CustomMetrics | None = None
         if config.logging.metrics:
@@ -167,7 +167,7 @@ class Reporter:
         self.num_parameters = num_parameters(config.model, config.all_objectives)
         self._started_at = time.time()
         self._cause: str | None = None
-        """Who asked for the stop, once the ranks have agreed on it."""
+        """The origin of a stop request, once the ranks have agreed on it."""
         self.logged_at = time.monotonic()
         """Clock reading at this process's last log line of a step, or at its start."""
         last = read_status(self._output_dir)

@@ -2,8 +2,8 @@
 
 The loss of an objective is the sum over its predictions divided by their number in the *global* batch; the loss of a
 step is the weighted sum over its objectives. One sum over ranks carries these counts (and the ranks' requests) while
-the step before runs, so every rank scales its sums alike; DeepSpeed averages gradients over ranks, hence the factor
-`world_size`.
+the step before runs, so every rank scales its sums by the same factors. DeepSpeed averages gradients over ranks,
+hence the factor `world_size`.
 """
 
 from __future__ import annotations
