@@ -165,11 +165,6 @@ class RunConfig(Settings):
         """Longest sequence length of the run in tokens; the model is not trained on positions beyond."""
         return max(stage.sequence_length for stage in self.stages if stage.taken_steps)
 
-    @property
-    def steps_by_stage(self) -> tuple[int, ...]:
-        """Optimizer steps of the run in each stage; `training.duration` may end the run before the stages do."""
-        return tuple(stage.taken_steps for stage in self.stages)
-
     def tokens_after(self, step: int = 0) -> int:
         """Return the tokens of the run after `step` completed steps."""
         return sum(

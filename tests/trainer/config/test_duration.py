@@ -214,5 +214,6 @@ def test_a_wrong_duration_is_refused_by_the_name_that_was_written(written: str, 
 def test_the_length_of_a_run_may_be_tokens_without_stages_and_with_them() -> None:
     tokens = "training.duration=1000 tokens"
     assert settings_of(RunConfig, *SIZES, tokens).max_steps == 32  # of 32 tokens, rounded up
-    assert settings_of(RunConfig, *SIZES, tokens, "training.stages=[{steps: 40}]").steps_by_stage == (32,)
+    (stage,) = settings_of(RunConfig, *SIZES, tokens, "training.stages=[{steps: 40}]").stages
+    assert stage.taken_steps == 32
     assert StageSettings(tokens=5).duration == Duration(5, "tokens")
