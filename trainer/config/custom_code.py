@@ -61,7 +61,7 @@ class CustomCode:
         return found
 
     def load(self, name: str) -> Callable[..., Any]:
-        """Return the same as `find` in the middle of a run: imported code stays in use if its file has changed."""
+        """Return what `find` returns, in the middle of a run: imported code stays in use if its file has changed."""
         from data_prep.base.registries import Registry
 
         registry = Registry(
