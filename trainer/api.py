@@ -80,7 +80,7 @@ EXTENSIONS: Extensions = _OfThisProject()
 TrainResult = RunResult
 
 Training = Callable[..., RunResult]
-"""`trainer.loop.train.train`, given the run: it takes `stop_signal`, `watched` and `verbose`."""
+"""`trainer.loop.train.train`, given the run: it takes `stop_signal`, `watched`, `verbose` and `on_forced_end`."""
 
 
 def start(
