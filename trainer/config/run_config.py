@@ -21,13 +21,7 @@ from data_prep.base.urls import redact
 from data_prep.storage import storage
 from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
-from trainer.config.objective_settings import (
-    SENTENCE_PAIRS,
-    Objectives,
-    objectives_of,
-    sentence_pairs_of,
-    union,
-)
+from trainer.config.objective_settings import SENTENCE_PAIRS, Objectives, objectives_of, sentence_pairs_of, union
 from trainer.config.registry_settings import RegistrySettings
 from trainer.config.run_rules import check_run
 from trainer.config.run_settings import (

@@ -28,13 +28,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.hidden_words import HiddenWords, hide_words
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet, has_valid_split, tokenizer_of_run
-from trainer.distributed.process_group import (
-    Ranks,
-    broadcast_object,
-    device_name,
-    gather_objects,
-    is_cpu_requested,
-)
+from trainer.distributed.process_group import Ranks, broadcast_object, device_name, gather_objects, is_cpu_requested
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine

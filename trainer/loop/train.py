@@ -29,13 +29,7 @@ from trainer.distributed.agreement import agree
 from trainer.distributed.exit import EndedByAnother
 from trainer.distributed.memory import explain_out_of_memory, is_out_of_memory
 from trainer.distributed.output_dir import only_training, refuse_unshared
-from trainer.distributed.process_group import (
-    Ranks,
-    barrier,
-    device_type,
-    initialize_distributed,
-    leave_groups,
-)
+from trainer.distributed.process_group import Ranks, barrier, device_type, initialize_distributed, leave_groups
 from trainer.distributed.stacks import STACKS_FOLDER
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
