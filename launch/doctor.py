@@ -57,7 +57,6 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
     from data_prep.storage import storage
     from trainer.api import EXTENSIONS
-    from trainer.checkpoint.data_version import with_epochs_counted
     from trainer.engine.deepspeed_config import with_deepspeed_file
     from trainer.preflight.hosts import read_hostfile
     from trainer.preflight.plan import plan_run
@@ -67,7 +66,7 @@ def main() -> None:
     storage.configure(config.storage_options)
     hosts = read_hostfile(arguments.hostfile) if arguments.hostfile else {}
     run = plan_run(
-        with_epochs_counted(config),
+        config,
         EXTENSIONS,
         world_size=arguments.ranks or sum(hosts.values()) or None,
         gpu=arguments.gpu,

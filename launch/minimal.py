@@ -23,8 +23,7 @@ from data_prep.base.errors import UsageError, run_command
 from launch.options import add_config, command_parser
 from trainer.api import open_loader
 from trainer.checkpoint.data_version import open_data, with_epochs_counted
-from trainer.config.load import load_config
-from trainer.config.run_config import RunConfig
+from trainer.config.run_config import RunConfig, load_config
 from trainer.metrics.unigram import training_counts
 from trainer.objectives.objective import StageObjectives, seed_micro_batch
 from trainer.objectives.pretraining import PretrainingModel

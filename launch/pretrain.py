@@ -29,17 +29,14 @@ from data_prep.base.logs import show_times
 from data_prep.base.settings import describe, setting_names, to_yaml
 from launch.options import add_plan, command_parser
 from trainer.api import EXTENSIONS, Training, start
-from trainer.config.load import check_output_dir, load_config
-from trainer.config.run_config import RunConfig, without_secrets
+from trainer.config.run_config import RunConfig, check_output_dir, load_config, without_secrets
 from trainer.config.stages import epochs_of
-from trainer.config.synonyms import explain_synonym
 from trainer.data.sample_range import Branch, parse_ranges
 from trainer.distributed import rank_environment as environment
 from trainer.distributed.stop_signal import StopSignal
 from trainer.engine.deepspeed_config import deepspeed_config, with_deepspeed_file
 from trainer.loop.result import RunResult
 from trainer.preflight.launch_checks import check_launch
-from trainer.preflight.rehearsal import rehearsal_of, report
 from trainer.tracking.status import log_path
 
 HOST_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")
@@ -137,6 +134,8 @@ def add_branch(parser: argparse.ArgumentParser) -> None:
 
 def explain_unknown_option(option: str, words: list[str]) -> UsageError:
     """Create the error for an option such as `--learning_rate 1e-4`: settings are written without dashes."""
+    from trainer.config.synonyms import explain_synonym
+
     name, has_value, value = option.lstrip("-").partition("=")
     if not has_value:
         following = words[words.index(option) + 1 : words.index(option) + 2]
@@ -160,12 +159,6 @@ def main() -> None:
     config, branch = with_deepspeed_file(config, arguments.deepspeed_config), branch_of(arguments)
     if explains:  # which starts no rank, and takes the number of ranks alone from the environment
         check_output_dir(config.output_dir, config.checkpoint.upload_to)
-        if arguments.dry_run and epochs_of(config.training):
-            from data_prep.storage import storage
-            from trainer.checkpoint.data_version import with_epochs_counted
-
-            storage.configure(config.storage_options)
-            config = with_epochs_counted(config)
         if not epochs_of(config.training):
             deepspeed_config(config, world_size(arguments))
         if environment.rank() == 0:
@@ -174,6 +167,8 @@ def main() -> None:
 
     planned = config
     if arguments.rehearse:
+        from trainer.preflight.rehearsal import rehearsal_of
+
         config = rehearsal_of(planned, os.environ.get("MASTER_PORT", str(os.getpid())))
 
     def begin(train: Training) -> NoReturn:
@@ -182,34 +177,45 @@ def main() -> None:
         stop_signal = StopSignal()  # before the imports below, which take seconds
         from trainer.distributed.exit import run_rank
 
+        def remove() -> None:
+            shutil.rmtree(config.output_dir, ignore_errors=True)
+
         def train_and_report() -> int:
             rehearses = arguments.rehearse and environment.rank() == 0
             try:
-                result = train(stop_signal=stop_signal, verbose=arguments.verbose)
+                forced_end = remove if arguments.rehearse else None
+                result = train(stop_signal=stop_signal, verbose=arguments.verbose, on_forced_end=forced_end)
                 if rehearses and result.status == "finished":
+                    from trainer.preflight.rehearsal import report
+
                     print(report(planned, config, environment.world_size()).text(), flush=True)
                 return result.exit_status
             finally:
                 if rehearses:
-                    shutil.rmtree(config.output_dir, ignore_errors=True)
+                    remove()
 
         run_rank(train_and_report)
 
     finished = start(config, arguments.allow_change, branch, begin)
     if environment.rank() == 0:
-        last = finished.step if epochs_of(config.training) else config.max_steps
-        print(finished_text(finished, last), flush=True)
+        print(finished_text(finished, config), flush=True)
 
 
-def finished_text(result: RunResult, max_steps: int) -> str:
-    """Describe a run with nothing left to do; `max_steps` of the configuration may have been lowered since."""
+def finished_text(result: RunResult, config: RunConfig) -> str:
+    """Describe a run with nothing left to do; its length in the configuration may have been lowered since."""
+    training = config.training
+    longer, length = "lengthen a stage of training.stages", "training.stages"
+    if training.duration is not None:
+        length = f"training.{training.duration.setting.partition('=')[0]}"
+        longer = f"raise {length}"
+    max_steps = result.step if epochs_of(training) else config.max_steps
     loss = result.metrics.get("valid/mlm_loss")
     valid = "" if loss is None else f" | valid mlm loss {loss:.3f}"
-    limit = f"/{result.step}" if result.step <= max_steps else f", beyond max_steps={max_steps}"
+    limit = f"/{result.step}" if result.step <= max_steps else f", beyond the {max_steps:,} steps of {length}"
     return (
         f"the run in {result.output_dir} is finished: step {result.step}{limit}{valid} | checkpoint "
         f"{result.checkpoint}\nmetrics: {result.view_hint}\n"
-        "to train longer, raise training.max_steps; for a new run, set another output_dir"
+        f"to train longer, {longer}; for a new run, set another output_dir"
     )
 
 
@@ -325,9 +331,11 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.print_config:
         print(to_yaml(without_secrets(config)), end="")
     if arguments.dry_run:
+        from data_prep.storage import storage
         from trainer.preflight.dry_run import explain, resume_line
         from trainer.preflight.plan import plan_run
 
+        storage.configure(config.storage_options)
         run = plan_run(
             config,
             EXTENSIONS,
@@ -336,9 +344,12 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
             tokens_per_second=arguments.tokens_per_second,
             benchmark=arguments.benchmark,
         )
+        deepspeed_config(run.config, run.world_size)
         print(explain(run, expects_shards=any(word.startswith("data.shards") for word in arguments.overrides)))
         if arguments.resume_from is not None:
             print("", resume_line(config, arguments.resume_from), sep="\n")
+        if run.uncounted is not None:
+            raise run.uncounted
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tests.test_layout import MODULES, ORDER, TOWERS
 from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
-from trainer.config.synonyms import markdown_table
+from trainer.config.synonyms import synonyms
 from trainer.config.training_settings import StageSettings
 from trainer.objectives.pretraining import num_parameters
 
@@ -223,13 +223,24 @@ def first_sentence(docstring: str, limit: int = 53) -> str:
     return sentence
 
 
+def names_of_other_projects() -> Iterator[str]:
+    """Yield the lines of a Markdown table of all names."""
+    yield "| Hugging Face, Megatron, fairseq | here | unit | how |"
+    yield "|---|---|---|---|"
+    for names, setting, unit, advice in synonyms():
+        listed = ", ".join(f"`{name}`" for name in names)
+        settings = "-" if setting == "none" else ", ".join(f"`{each}`" for each in setting.split(", "))
+        how = advice.format(value="N").replace("|", "\\|") if advice else "same value"
+        yield f"| {listed} | {settings} | {unit} | {how} |"
+
+
 BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
     "presets": presets,
     "recipes": recipes,
     "training_settings": training_settings,
     "stage_settings": stage_settings,
     "preparation_settings": preparation_settings,
-    "names": markdown_table,
+    "names": names_of_other_projects,
     "commands": commands,
     "data_prep_packages": data_prep_packages,
     "trainer_packages": trainer_packages,

@@ -89,6 +89,28 @@ WITHOUT_DEEPSPEED = (
     "launch.follow",
 )
 
+# What the settings of few runs use: `launch/pretrain.py` reaches it at no depth of imports at module level.
+RARE_IN_A_START = {
+    "data_prep.config.preparation_config",
+    "data_prep.dataset.verification",
+    "data_prep.executors.executors",
+    "trainer.checkpoint.initial_weights",
+    "trainer.checkpoint.upload",
+    "trainer.config.promotion",
+    "trainer.config.synonyms",
+    "trainer.data.minimal_pairs",
+    "trainer.engine.muon",
+    "trainer.engine.stable_adamw",
+    "trainer.loop.pair_counting",
+    "trainer.metrics.custom_metrics",
+    "trainer.objectives.sentence_pairs",
+    "trainer.preflight.dry_run",
+    "trainer.preflight.hosts",
+    "trainer.preflight.rehearsal",
+    "trainer.preflight.service_checks",
+    "trainer.validation.minimal_pairs",
+}
+
 PRINTS = {
     "data_prep/__main__.py": "help",
     "data_prep/base/errors.py": "the end of a process",
@@ -165,21 +187,28 @@ def product_modules() -> dict[str, Path]:
 
 def libraries_reached(name: str, everywhere: bool) -> dict[str, str]:
     """The libraries that a module imports, itself or through modules of the project, each with one importer of it."""
-    modules = product_modules()
     found: dict[str, str] = {}
-    seen: set[str] = set()
+    for current in modules_reached(name, everywhere):
+        for imported in imported_by(product_modules()[current], everywhere):
+            top = imported.split(".")[0]
+            if top not in sys.stdlib_module_names | {*PACKAGES, "_typeshed"}:
+                found.setdefault(top, current)
+    return found
+
+
+def modules_reached(name: str, everywhere: bool) -> list[str]:
+    """The module, and those of the project that it imports, itself or through others."""
+    modules = product_modules()
+    seen: dict[str, None] = {}
     todo = [name]
     while todo:
         current = todo.pop()
         if current in seen or current not in modules:
             continue
-        seen.add(current)
+        seen[current] = None
         for imported in imported_by(modules[current], everywhere):
-            top = imported.split(".")[0]
-            if top not in sys.stdlib_module_names | {*PACKAGES, "_typeshed"}:
-                found.setdefault(top, current)
             todo += [imported, imported.rpartition(".")[0]]
-    return found
+    return list(seen)
 
 
 def importers(library: str) -> list[Path]:
@@ -194,6 +223,12 @@ def test_the_walk_over_imports_sees_every_form() -> None:
     )
     assert set(imports(tree, everywhere=True)) == {"a.b", "c", "c.d", "e", "f", "h", "j"}
     assert set(imports(tree, everywhere=False)) == {"a.b", "c", "c.d", "f", "j"}
+
+
+def test_a_start_imports_what_most_runs_use() -> None:
+    reached = {*modules_reached("launch.pretrain", False), *modules_reached("trainer.loop.train", False)}
+    assert product_modules().keys() >= RARE_IN_A_START
+    assert RARE_IN_A_START & reached == set()
 
 
 def test_the_top_level_holds_what_is_agreed() -> None:

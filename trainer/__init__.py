@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainer.api import TrainResult, open_loader, train
-    from trainer.config.load import load_config
+    from trainer.config.run_config import load_config
     from trainer.finetuning.finetune import finetune
     from trainer.hf_export.export import export_checkpoint as export
     from trainer.inference.embedding import Embedder
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _SOURCES = {
-    "load_config": "trainer.config.load:load_config",
+    "load_config": "trainer.config.run_config:load_config",
     "train": "trainer.api:train",
     "TrainResult": "trainer.api:TrainResult",
     "open_loader": "trainer.api:open_loader",

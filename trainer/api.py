@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.base.environment import environment_now
 from data_prep.storage import storage
-from trainer.config.load import Overrides, check_output_dir, resolve_config
-from trainer.config.run_config import RunConfig
+from trainer.config.run_config import Overrides, RunConfig, check_output_dir, resolve_config
 from trainer.config.run_settings import EvaluationSettings
 from trainer.config.stages import epochs_of
 from trainer.data.sample_range import Branch
@@ -70,7 +69,12 @@ class _OfThisProject:
         tasks = load_suite(settings.suite, settings.suite_overrides).tasks.values()
         return [task.function.partition(":")[0] for task in tasks if ":" in task.function]
 
-    def open_follower(self, config: RunConfig, warn: Say, log: Say) -> Follower:
+    def open_follower(self, config: RunConfig, warn: Say, log: Say) -> Follower | None:
+        has_jobs = config.evaluation.suite is not None or config.registry.name is not None
+        # Notes of earlier starts, which had jobs (`trainer/follow/notes.py`).
+        notes = (Path(config.output_dir) / name for name in ("jobs.jsonl", "registered.jsonl"))
+        if not has_jobs and not any(path.exists() for path in notes):
+            return None
         from trainer.follow.client import FollowerClient
 
         return FollowerClient(config, warn, log)
@@ -81,7 +85,7 @@ EXTENSIONS: Extensions = _OfThisProject()
 TrainResult = RunResult
 
 Training = Callable[..., RunResult]
-"""`trainer.loop.train.train`, given the run: it takes `stop_signal`, `watched` and `verbose`."""
+"""`trainer.loop.train.train`, given the run: it takes `stop_signal`, `watched`, `verbose` and `on_forced_end`."""
 
 
 def start(

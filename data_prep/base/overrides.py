@@ -17,7 +17,7 @@ from data_prep.base.settings import is_list, plain
 from data_prep.base.typed_values import (
     NULLS,
     Scalar,
-    earlier_names_of,
+    section_of,
     takes_null,
     takes_text,
     type_of_items,
@@ -118,10 +118,14 @@ def _merged(wanted: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> 
 def _drop_other_names(wanted: Any, section: Any, above: Mapping[Any, Any]) -> None:
     """Remove from a section of the type `wanted` what `above` sets by another name (`Settings.earlier_names`).
 
-    A null under an earlier name unsets the setting of today, and no other earlier name.
+    A null under an earlier name, or what else sets nothing (`Settings.unsets`), unsets the setting of today, and no
+    other earlier name.
     """
-    earlier_names = earlier_names_of(wanted)
-    unset = {name for name, value in above.items() if name in earlier_names and without_scalars(value) is None}
+    schema = section_of(wanted)
+    earlier_names = schema.earlier_names
+    unset = {
+        name for name, value in above.items() if name in earlier_names and schema.unsets(name, without_scalars(value))
+    }
     replaced = {earlier_names.get(name, name) for name in {*above} - unset}
     for name in {*earlier_names, *earlier_names.values()} - {*above}:
         if earlier_names.get(name, name) in replaced or name in {earlier_names[each] for each in unset}:

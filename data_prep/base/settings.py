@@ -37,6 +37,11 @@ class Settings(BaseModel):
     """Names of earlier releases that the section still reads, and the setting that each sets."""
 
     @classmethod
+    def unsets(cls, name: str, value: object) -> bool:
+        """Return whether this value of the earlier name means that it sets nothing."""
+        return value is None
+
+    @classmethod
     def explain_unknown(cls, name: str, value: object, values: Mapping[str, Any]) -> str | None:
         """Say as an imperative what to write instead of the unknown setting `name`; None where nothing is known.
 
@@ -85,6 +90,10 @@ PathText = Annotated[str, AfterValidator(expand_home)]
 """A text that is a local path, or may be one: `~` is the home directory."""
 Weight = Annotated[float, Field(gt=0.0, le=1e9)]
 """Share of a mixture's samples relative to its other components: data sets of a run, sources of a data set."""
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
+"""At most a year: clocks and timers of the libraries have limits."""
 LISTS = (tuple, list, set, frozenset, Sequence)
 LARGEST_INTEGER = 2**63 - 1
 

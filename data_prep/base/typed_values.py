@@ -64,10 +64,10 @@ def type_within(wanted: Any, key: str, section: Mapping[str, Any]) -> Any:
     return Any
 
 
-def earlier_names_of(wanted: Any) -> Mapping[str, str]:
-    """Return `Settings.earlier_names` of a section whose type is `wanted`; none where it is open."""
+def section_of(wanted: Any) -> type[Settings]:
+    """Return the schema of a section whose type is `wanted`; `Settings` where it is open."""
     sections = (each for each in alternatives(wanted) if isinstance(each, type) and issubclass(each, Settings))
-    return next((section.earlier_names for section in sections), {})
+    return next(sections, Settings)
 
 
 def type_of_items(wanted: Any) -> Any:

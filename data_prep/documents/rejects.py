@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
-from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.lines import Line, line_number_at
 from data_prep.storage import storage
 from data_prep.text.cleaning import MAX_MARKS, TOO_MANY_MARKS
+
+if TYPE_CHECKING:
+    from data_prep.config.preparation_config import DocumentSettings
+    from data_prep.documents.lines import Line
 
 TOO_LONG = "too many bytes"
 READING_REASONS = (
@@ -173,6 +176,8 @@ class Rejects:
         self.bad(place, fault)
 
     def _line_name(self, number: int, start: int) -> str:
+        from data_prep.documents.lines import line_number_at  # here: who only reads manifests has no lines
+
         return f"line {number if self._begins_file else line_number_at(self._url, start)}"
 
     def too_long(self, num_bytes: int) -> None:

@@ -9,12 +9,13 @@ from a small fixed set and contain no values of the document.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import xxhash
 
-from data_prep.documents.document import Document
+if TYPE_CHECKING:
+    from data_prep.documents.document import Document
 
 
 class Filter(Protocol):

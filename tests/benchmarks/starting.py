@@ -36,9 +36,8 @@ from data_prep.storage import storage
 from trainer.checkpoint import tensors
 from trainer.checkpoint.format import rank_file_name
 from trainer.checkpoint.tensors import Wanted, own_first, read_alone, read_shared, write_tensors
-from trainer.config.load import load_config
 from trainer.config.objective_settings import objectives_of
-from trainer.config.run_config import RunConfig
+from trainer.config.run_config import RunConfig, load_config
 from trainer.data.loader import Position
 from trainer.data.pair_counts import NUM_COUNTS, KeptPairCounts
 from trainer.data.samples import ReadEpoch, training_samples

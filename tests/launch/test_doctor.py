@@ -154,7 +154,7 @@ def test_the_lock_of_a_killed_build_is_named_and_that_of_a_running_one_is_not(tm
     assert finding.level == "fail" and str(lock) in finding.text and "60 minutes old" in finding.text
     os.utime(lock)
     (finding,) = machine_checks.check_op_cache()
-    assert finding.level == "warn" and "held by no process" in finding.text
+    assert finding.level == "warn" and "open in no process" in finding.text
 
 
 def test_a_store_that_cannot_be_written_fails_and_one_that_can_is_left_empty(tmp_path):
@@ -210,6 +210,10 @@ REFUSED = {
         "did you mean contiguous_gradients",
     ),
     "optimizer": (["optimizer.name=nowhere:lion"], "nowhere"),
+    "objective": (
+        ["objectives=[{name: masked_lm}, {name: 'tests.support.toy_objectives:MetricIsReserved'}]"],
+        "has metric='own_toy'",
+    ),
     "shards": (["data.shards=nowhere"], "data.shards=nowhere does not exist"),
     "vocabulary": (["model.vocab_size=100"], "set model.vocab_size=800"),
     "rows": (["training.global_batch_tokens=67108864"], "fewer than the 1048576 of one global batch"),
@@ -234,6 +238,15 @@ def test_doctor_fails_with_the_message_of_the_refused_start(name, small_shards, 
     slow = ("memory", "disk", "clock", "precision", "op cache", "compiler")
     findings = [each for check in checks.CHECKS if check.name not in slow for each in check.findings(run)]
     assert [each.text for each in findings if each.level == "fail"] == [str(raised.value)]
+
+
+def test_epochs_of_missing_data_are_one_finding_among_the_others(tmp_path):
+    length = ("training.max_steps=null", "training.duration=3 epochs")
+    run = plan_run(tracked(tmp_path / "none", tmp_path, *length), EXTENSIONS, world_size=2)
+    levels_by_name = {each.name: each.level for check in checks.CHECKS for each in check.findings(run)}
+    assert levels_by_name["length"] == "fail"
+    assert levels_by_name["batch"] == "ok" and "memory" in levels_by_name and "mlflow" in levels_by_name
+    assert not {"estimate", "disk", "shards"} & levels_by_name.keys(), "they need the number of steps"
 
 
 def test_settings_of_the_first_rank_alone_refuse_no_other_rank(small_shards, tmp_path):

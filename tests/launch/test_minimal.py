@@ -33,7 +33,7 @@ SMALL = (
 MINIMAL = """
 import json, sys
 from launch.minimal import train
-from trainer.config.load import load_config
+from trainer.config.run_config import load_config
 
 losses = [loss for _, loss, _ in train(load_config("tiny_cpu", sys.argv[1:]))]
 print(json.dumps({"losses": losses, "libraries": [name for name in ("deepspeed", "mlflow") if name in sys.modules]}))

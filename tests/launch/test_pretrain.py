@@ -14,13 +14,14 @@ import yaml
 
 from data_prep.base.errors import UsageError, UserError
 from launch import pretrain as launched
-from launch.pretrain import main
+from launch.pretrain import finished_text, main
 from tests.support import fork_server, launch_command
 from tests.support.error_codes import coded
+from tests.support.toy_run import preset_config
 from trainer import load_config
-from trainer.config.load import check_output_dir
-from trainer.config.run_config import RunConfig
+from trainer.config.run_config import RunConfig, check_output_dir
 from trainer.distributed import exit
+from trainer.loop.result import RunResult
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -256,14 +257,17 @@ def test_an_output_dir_that_ends_with_the_job_is_refused(volumes, settings, is_r
 
 
 def test_a_rehearsal_that_fails_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    made, is_left = [], []
 
-    def fail(**_: object) -> NoReturn:
+    def fail(on_forced_end: Callable[[], None], **_: object) -> NoReturn:
+        made[0].mkdir()
+        on_forced_end()  # as the watchdog does before it ends the process
+        is_left.append(made[0].exists())
+        made[0].mkdir()
         raise UserError("out of memory", fix="lower it", code="out-of-memory")
 
     def start(config: RunConfig, allow_change: bool, branch: object, begin: Callable[[object], NoReturn]) -> NoReturn:
         made.append(Path(config.output_dir))
-        made[0].mkdir()
         begin(fail)
 
     monkeypatch.setattr(launched, "start", start)
@@ -273,4 +277,30 @@ def test_a_rehearsal_that_fails_leaves_no_directory(tmp_path: Path, monkeypatch:
     given = (f"output_dir={tmp_path}/run", "data.shards=x", "data.tokenizer=x")
     with pytest.raises(UserError, check=coded("out-of-memory")):
         launch_command.run(monkeypatch, launched, "--config", "tiny_cpu", "--rehearse", *given)
-    assert made[0].parent == tmp_path and not [*tmp_path.iterdir()]
+    assert made[0].parent == tmp_path and is_left == [False] and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("length", "remedy"),
+    [
+        (["training.max_steps=8"], "raise training.max_steps"),
+        (["training.max_steps=null", "training.duration=8 steps"], "raise training.duration"),
+        (["training.max_steps=null", "training.duration=2 epochs"], "raise training.duration"),
+        (["training.max_steps=null", "training.stages=[{steps: 8}]"], "lengthen a stage of training.stages"),
+    ],
+)
+def test_a_finished_run_names_the_setting_that_has_its_length(length: list[str], remedy: str, tmp_path: Path) -> None:
+    config = preset_config(*length, shards="s", output_dir=tmp_path)
+    result = RunResult(tmp_path, "finished", 8, {}, tmp_path, None, "mlflow ui")
+    assert f"to train longer, {remedy};" in finished_text(result, config)
+
+
+def test_a_dry_run_in_epochs_without_data_explains_the_rest(tmp_path, monkeypatch, capsys):
+    """The number of steps is unknown; memory and batches do not depend on it."""
+    length = ("training.max_steps=null", "training.duration=3 epochs", f"data.shards={tmp_path}/none")
+    with pytest.raises(UserError, check=coded("missing-path")):
+        launch_command.run(monkeypatch, launched, "--config", "tiny_cpu", "--dry-run", *length)
+    printed = capsys.readouterr().out
+    titles = ["Parameters", "Batches", "Memory per rank", "Shards", "Configuration"]
+    assert [title for title in titles if f"\n{title}" in f"\n{printed}"] == titles
+    assert "the number of steps is unknown" in printed and "steps =" not in printed and "FLOP" not in printed

@@ -116,7 +116,7 @@ def test_a_version_is_promoted_past_its_gate_and_listed(
         client.create_model_version("birds", f"file://{tmp_path}/nothing", tags=tags)
     gate = ("--promote", "champion", "--if", "valid/mlm_loss < champion")
     run(monkeypatch, "--name", "birds", "--version", "1", *gate)
-    assert "champion of birds is now version 1: no version holds the alias champion yet" in capsys.readouterr().out
+    assert "champion of birds is now version 1: no version has the alias champion yet" in capsys.readouterr().out
     with pytest.raises(NotPromoted, match="3 is not < 2.5 of champion") as refused:
         run(monkeypatch, "--name", "birds", "--version", "2", *gate)
     assert refused.value.exit_status == 3

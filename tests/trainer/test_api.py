@@ -18,7 +18,7 @@ from tests.support.error_codes import coded
 from trainer.api import open_loader, train
 from trainer.checkpoint.data_version import open_data
 from trainer.checkpoint.late_scores import is_pending
-from trainer.config.load import load_config, resolve_config
+from trainer.config.run_config import load_config, resolve_config
 from trainer.loop.result import find_finished_run
 from trainer.tracking.status import HISTORY_NAME
 
@@ -228,8 +228,10 @@ def test_a_finished_run_that_is_started_with_fewer_steps_stays_finished(
     ran: subprocess.CompletedProcess[str], folder: Path, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    found = find_finished_run(load_config("tiny_cpu", settings | {"training.max_steps": 4}))
-    assert found is not None and found.step == 8 and "step 8, beyond max_steps=4" in finished_text(found, 4)
+    config = load_config("tiny_cpu", settings | {"training.max_steps": 4})
+    found = find_finished_run(config)
+    assert found is not None and found.step == 8
+    assert "step 8, beyond the 4 steps of training.max_steps" in finished_text(found, config)
 
 
 def test_several_hosts_decide_together(

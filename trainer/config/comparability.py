@@ -68,7 +68,7 @@ def digest_of(facts: Facts) -> str:
 
 
 def digest_for(metric: str, facts: Facts) -> str:
-    """As `digest_of`, for the facts that a metric depends on."""
+    """Return `digest_of` the facts that a metric depends on."""
     return digest_of({name: facts[name] for name in facts_of_metric(metric) if name in facts})
 
 

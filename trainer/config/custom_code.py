@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.registries import Registry
 from data_prep.base.source_digest import check_module_unchanged, module_digest
 
 if TYPE_CHECKING:
@@ -62,7 +61,9 @@ class CustomCode:
         return found
 
     def load(self, name: str) -> Callable[..., Any]:
-        """Return the same as `find` in the middle of a run: imported code stays in use if its file has changed."""
+        """Return what `find` returns, in the middle of a run: imported code stays in use if its file has changed."""
+        from data_prep.base.registries import Registry
+
         registry = Registry(
             where=f"{self.setting}={{name}}",
             import_fix="correct the name, and put the directory of your module on PYTHONPATH",

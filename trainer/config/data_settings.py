@@ -6,10 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from data_prep.base.settings import PathText, SettingError, Settings, Weight
+from data_prep.base.settings import PathText, Probability, SettingError, Settings, Weight
 from trainer.config.custom_code import is_custom
 from trainer.config.objective_settings import SentencePairs
-from trainer.config.setting_types import MaskingRate, MaskUnit, Probability
+
+MaskUnit = Literal["token", "word", "span"]
+MaskingRate = Annotated[float, Field(gt=0.0, le=0.8)]
 
 
 class WeightedShards(Settings):

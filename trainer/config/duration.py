@@ -113,6 +113,11 @@ class DurationSettings(Settings):
             return float if name.endswith("_ratio") else int
         return super().type_of(name, section)
 
+    @classmethod
+    def unsets(cls, name: str, value: object) -> bool:
+        """Return whether a value of an earlier name sets nothing: earlier releases stored a 0 for no decay."""
+        return value is None or (value == 0 and name != "warmup_steps" and not name.endswith("_ratio"))
+
     @model_validator(mode="before")
     @classmethod
     def _read_durations(cls, values: Any) -> Any:
@@ -134,10 +139,11 @@ class DurationSettings(Settings):
         names = [name, *(earlier for earlier, today in cls.earlier_names.items() if today == name)]
         given = {each: values[each] for each in names if values.get(each) is not None}
         for each in names[1:]:
-            # Earlier releases stored a 0 for no decay, and a share beside the steps or tokens that replaced it.
-            is_replaced = each.endswith("_ratio") and name not in given
-            if len(given) > 1 and each in given and (is_replaced or (given[each] == 0 and each != "warmup_steps")):
-                del given[each]
+            if len(given) > 1 and each in given:
+                # Earlier releases stored a share beside the steps or tokens that replaced it.
+                is_replaced = each.endswith("_ratio") and (name not in given or given[each] == 0)
+                if is_replaced or cls.unsets(each, given[each]):
+                    del given[each]
         return given
 
     @classmethod

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from data_prep.base.settings import SettingError, Settings
+from data_prep.base.settings import NonNegativeInt, SettingError, Settings
 from trainer.config.families.family import SublayerDropouts
 from trainer.config.families.registry import FAMILIES
-from trainer.config.setting_types import NonNegativeInt
 
 if TYPE_CHECKING:
     FamilyName = str

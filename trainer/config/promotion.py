@@ -149,7 +149,7 @@ def _judge(
         return is_met, f"{metric} {value:g} {_is(is_met)} {condition.comparison} {operand:g}"
     others = scores_of_alias[operand]
     if others is None:
-        return operand == promoted, f"no version holds the alias {operand} yet"
+        return operand == promoted, f"no version has the alias {operand} yet"
     other = others.get(metric)
     if other is None or math.isnan(other):
         return False, f"the version under {operand} has no {metric} to compare with"

@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 
 from data_prep.base.errors import UsageError
 from data_prep.base.settings import SettingError, Settings
-from trainer.config.promotion import parse_conditions
 from trainer.config.run_settings import CheckpointSettings
 
 PREVIOUS = "previous"
@@ -28,7 +27,7 @@ class RegistrySettings(Settings):
     )
     alias: str | None = Field(None, description="alias for the newest registered version, such as latest-run")
     promote_to: str | None = Field(
-        None, description="alias that moves if only_if holds, such as champion; the old version becomes `previous`"
+        None, description="alias that moves if only_if is met, such as champion; the old version becomes `previous`"
     )
     only_if: str | None = Field(
         None, description="condition of promote_to, such as 'valid/mlm_loss < champion' or 'valid/mlm_loss < 2.5'"
@@ -72,6 +71,8 @@ class RegistrySettings(Settings):
                 for alias in (self.alias, self.promote_to):
                     check_names(self.name, alias)
             if self.only_if is not None:
+                from trainer.config.promotion import parse_conditions
+
                 parse_conditions(self.only_if)
         except UsageError as error:
             problem = (

@@ -1,4 +1,4 @@
-"""The configuration of a training run: its schema, and the rules between its settings.
+"""The configuration of a training run: its schema and loading, and the check of its output directory.
 
 The schema is the source of truth for DeepSpeed too (`trainer/engine/deepspeed_config.py` derives its dict from it).
 Nothing is changed silently: a contradiction is an error with setting, value, rule and fix.
@@ -6,24 +6,22 @@ Nothing is changed silently: a contradiction is an error with setting, value, ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, model_validator
 
 from data_prep.base.errors import UsageError
+from data_prep.base.load_settings import load_settings
 from data_prep.base.settings import PathText, Settings
+from data_prep.base.urls import redact
 from data_prep.storage import storage
 from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
-from trainer.config.objective_settings import (
-    SENTENCE_PAIRS,
-    Objectives,
-    objectives_of,
-    sentence_pairs_of,
-    union,
-)
+from trainer.config.objective_settings import SENTENCE_PAIRS, Objectives, objectives_of, sentence_pairs_of, union
 from trainer.config.registry_settings import RegistrySettings
 from trainer.config.run_rules import check_run
 from trainer.config.run_settings import (
@@ -35,7 +33,6 @@ from trainer.config.run_settings import (
 )
 from trainer.config.schedule import tokens_of_stage
 from trainer.config.stages import Stage, data_sets_of, epochs_of, resolve_stages, with_steps
-from trainer.config.synonyms import explain_stage, explain_synonym, length_names
 from trainer.config.training_settings import (
     BranchSettings,
     DistributedSettings,
@@ -87,6 +84,8 @@ class RunConfig(Settings):
     @classmethod
     def explain_unknown(cls, name: str, value: object, values: Mapping[str, Any]) -> str | None:
         """Explain names of stages, and names from Hugging Face and Megatron (`synonyms.py`)."""
+        from trainer.config.synonyms import explain_stage, explain_synonym
+
         training = values.get("training")
         stages = training.get("stages") if isinstance(training, Mapping) else None
         names = [str(each.get("name")) for each in stages or () if isinstance(each, Mapping)]
@@ -160,11 +159,6 @@ class RunConfig(Settings):
         """Longest sequence length of the run in tokens; the model is not trained on positions beyond."""
         return max(stage.sequence_length for stage in self.stages if stage.taken_steps)
 
-    @property
-    def steps_by_stage(self) -> tuple[int, ...]:
-        """Optimizer steps of the run in each stage; `training.duration` may end the run before the stages do."""
-        return tuple(stage.taken_steps for stage in self.stages)
-
     def tokens_after(self, step: int = 0) -> int:
         """Return the tokens of the run after `step` completed steps."""
         return sum(
@@ -205,6 +199,8 @@ def _sequence_length(values: Mapping[str, Any], name: str) -> int | None:
 
 def _lengths(section: Mapping[str, Any]) -> set[Any]:
     """Return the sequence lengths that a section sets, under any name."""
+    from trainer.config.synonyms import length_names
+
     return {value for name, value in section.items() if str(name) in length_names() and isinstance(value, int | str)}
 
 
@@ -228,3 +224,62 @@ def _redacted(value: Any) -> Any:
 def without_registry(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a checkpoint without `registry`, which no weight depends on."""
     return {name: value for name, value in values.items() if name != "registry"}
+
+
+Overrides = Sequence[str] | Mapping[str, object]
+
+
+def load_config(path: str | Path, overrides: Overrides = ()) -> RunConfig:
+    """Read the configuration of a run from a YAML file, or the preset of that name.
+
+    Args:
+        overrides: settings that replace the file's: `["training.max_steps=100"]` or `{"training.max_steps": 100}`.
+
+    Raises:
+        UsageError: the file is missing, or a setting is unknown or violates a rule.
+    """
+    return load_settings(RunConfig, path, overrides)
+
+
+def resolve_config(config: RunConfig | str | Path, overrides: Overrides = ()) -> RunConfig:
+    """Return a loaded configuration, or load it; overrides need a file.
+
+    Raises:
+        UsageError: as `load_config`, or overrides are given with a loaded configuration.
+    """
+    if not isinstance(config, RunConfig):
+        return load_config(config, overrides)
+    if overrides:
+        raise UsageError(
+            "overrides are given with a loaded configuration",
+            fix="give them to load_config, or pass the path of the file",
+            code="overrides-of-loaded-config",
+        )
+    return config
+
+
+def check_output_dir(output_dir: str, upload_to: str | None = None) -> None:
+    """Check that the output directory is a local path that can be created, and the name of `checkpoint.upload_to`.
+
+    The schema accepts a URL, because checkpoints of earlier releases may have one.
+
+    Raises:
+        UsageError: it is a URL, or a file or a dangling link is in its path; or `upload_to` cannot be written.
+    """
+    if upload_to is not None:
+        storage.check_folder("checkpoint.upload_to", upload_to)
+    fix = "set a path, and checkpoint.upload_to to the URL to upload checkpoints there"
+    if "://" in output_dir:
+        raise UsageError(f"output_dir={redact(output_dir)} is a URL", fix=fix, code="output-dir-is-url")
+    path = Path(output_dir)
+    link = next((each for each in (path, *path.parents) if each.is_symlink() and not each.exists()), None)
+    if link is not None:
+        raise UsageError(
+            f"output_dir={output_dir} contains {link}, a dangling link to {os.readlink(link)}",
+            fix="create that directory, or choose another output_dir",
+            code="output-dir-dangling-link",
+        )
+    file = next((each for each in (path, *path.parents) if each.is_file()), None)
+    if file is not None:
+        obstacle = "is a file" if file == path else f"is inside {file}, which is a file"
+        raise UsageError(f"output_dir={output_dir} {obstacle}", fix="choose a directory", code="output-dir-is-file")

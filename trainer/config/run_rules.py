@@ -9,7 +9,6 @@ from data_prep.storage import storage
 from trainer.config.duration import Duration
 from trainer.config.families.registry import FAMILIES
 from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS, check_objectives, sentence_pairs_of
-from trainer.config.promotion import parse_conditions
 from trainer.config.registry_settings import check_kept
 from trainer.config.run_settings import BEST_METRICS
 from trainer.config.stages import Stage, epochs_of
@@ -169,8 +168,11 @@ def _check_kept(config: RunConfig) -> None:
         )
     if config.checkpoint.keep_best:
         _check_measured(config, "checkpoint.best_metric", config.checkpoint.best_metric)
-    for condition in parse_conditions(config.registry.only_if) if config.registry.only_if else ():
-        _check_measured(config, "registry.only_if", condition.metric)
+    if config.registry.only_if:
+        from trainer.config.promotion import parse_conditions
+
+        for condition in parse_conditions(config.registry.only_if):
+            _check_measured(config, "registry.only_if", condition.metric)
     every = config.evaluation.suite_every_steps
     if every is not None and every % config.checkpoint.every_steps:
         raise SettingError(

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from data_prep.base.settings import PathText, SettingError, Settings
+from data_prep.base.settings import NonNegativeInt, PathText, Probability, Seconds, SettingError, Settings
 from trainer.config.custom_code import is_custom
-from trainer.config.setting_types import MaskingRate, MaskUnit, NonNegativeInt, Probability, Seconds
+from trainer.config.data_settings import MaskingRate, MaskUnit
 
 BEST_METRICS = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs_accuracy")
 _OTHER_METRIC = re.compile(r"suite/[A-Za-z0-9_-]+/[A-Za-z0-9_-]+|valid/[a-z][a-z0-9_]*")

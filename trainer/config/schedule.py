@@ -148,8 +148,8 @@ def steps_of_epochs(epochs: float, num_rows: int, is_mixture: bool, stage: Stage
         rows = num_rows if left >= 1 else int(left * num_rows)
         ends = range(step, step + rows + 1)
         inside = bisect.bisect_right(ends, rows * length, key=lambda end: tokens_of_stage(stage, step, end)) - 1
-        alike = int(left) if step >= ramp and left >= 1 else 1  # epochs of equally many steps
-        step, left = step + alike * inside, left - alike
+        num_equal = int(left) if step >= ramp and left >= 1 else 1  # epochs of equally many steps
+        step, left = step + num_equal * inside, left - num_equal
     return step
 
 

@@ -6,7 +6,7 @@ A wrong guess is worse than none, so the answer for each name is a setting, its 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from shlex import quote
@@ -139,14 +139,3 @@ def _answer(synonym: Synonym, text: str, sequence_length: int | None) -> str:
 def _of_stage(setting: str, prefix: str) -> str:
     """Return the setting of a stage that replaces one of the run; the same one if a stage has none."""
     return prefix + _IN_STAGE[setting] if setting in _IN_STAGE else setting
-
-
-def markdown_table() -> Iterator[str]:
-    """Yield the lines of a Markdown table of all names."""
-    yield "| Hugging Face, Megatron, fairseq | here | unit | how |"
-    yield "|---|---|---|---|"
-    for names, setting, unit, advice in synonyms():
-        listed = ", ".join(f"`{name}`" for name in names)
-        settings = "-" if setting == "none" else ", ".join(f"`{each}`" for each in setting.split(", "))
-        how = advice.format(value="N").replace("|", "\\|") if advice else "same value"
-        yield f"| {listed} | {settings} | {unit} | {how} |"

@@ -7,12 +7,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from data_prep.base.settings import PathText, SettingError, Settings
+from data_prep.base.settings import NonNegativeInt, PathText, Probability, Seconds, SettingError, Settings
 from trainer.config.custom_code import is_custom
-from trainer.config.data_settings import Shards
+from trainer.config.data_settings import MaskingRate, MaskUnit, Shards
 from trainer.config.duration import Duration, DurationSettings
 from trainer.config.objective_settings import Objectives
-from trainer.config.setting_types import MaskingRate, MaskUnit, NonNegativeInt, Probability, Seconds
 
 
 class BatchWarmup(DurationSettings):

@@ -34,7 +34,7 @@ class SampleRange(BaseModel):
 
 @dataclass(frozen=True)
 class Branch:
-    """Where a branch begins (`trainer/loop/branch.py`): at a checkpoint of this run, or of another one."""
+    """Where a branch begins (`trainer/loop/start.py`): at a checkpoint of this run, or of another one."""
 
     step: int
     skip: tuple[tuple[int, int], ...] = ()

@@ -137,8 +137,6 @@ def check_states(optimizer: torch.optim.Optimizer, name: str, groups_before: lis
     """Refuse states that a checkpoint could not restore, after a step without gradient."""
     if settings_of_groups(optimizer) != groups_before:
         raise _unsupported(name, "changes its parameter groups in a step")
-    import torch
-
     states: Mapping[torch.Tensor, Mapping[str, Any]] = optimizer.state
     for tensor, state in states.items():
         for kind, value in state.items():

@@ -21,9 +21,8 @@ from pydantic import Field
 from data_prep.base.errors import UsageError, UserError, options_as_parameters
 from data_prep.base.load_settings import validate_settings
 from data_prep.base.registries import Registry
-from data_prep.base.settings import Settings
+from data_prep.base.settings import Probability, Settings
 from data_prep.base.source_digest import check_module_unchanged, module_digest
-from trainer.config.setting_types import Probability
 from trainer.finetuning.labeled_tables import check_columns, check_readable
 from trainer.finetuning.task_data import task_of_columns
 from trainer.finetuning.tasks import TaskName, choosing_metric

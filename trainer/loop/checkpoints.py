@@ -7,20 +7,22 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from data_prep.base.errors import UserError
 from trainer.checkpoint import writer
 from trainer.checkpoint.format import DataIdentity, TrainState, checkpoints_folder, list_steps, step_folder
 from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, evaluation_of, write_late_scores
-from trainer.checkpoint.upload import Uploader
 from trainer.config.run_config import RunConfig
 from trainer.distributed.process_group import broadcast_object
 from trainer.engine.engine import Engine
-from trainer.loop.branch import list_in_other_run, remove_later_steps
 from trainer.loop.reporter import Reporter
+from trainer.loop.start import list_in_other_run, remove_later_steps
 from trainer.metrics.health import NonFiniteSteps
 from trainer.tracking.tracker import MetricLog
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.upload import Uploader
 
 Say = Callable[[str], None]
 
@@ -91,7 +93,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Saves the checkpoints of a run, and hands them to the store and to the follower; all ranks call it alike."""
+    """Saves checkpoints of a run, and hands them to the store and to the follower; all ranks make the same calls."""
 
     config: RunConfig
     engine: Engine

@@ -8,10 +8,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.checkpoint.format import TrainState
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
+from trainer.config.stages import Stage
 from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.pair_counts import PAIR_COUNTS, KeptPairCounts
 from trainer.data.pair_rows import PairCounts
@@ -21,8 +23,10 @@ from trainer.data.workers import ReadingStopped, explain_lost_workers
 from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
-from trainer.loop.pair_counting import PairCounting
 from trainer.loop.run import Run
+
+if TYPE_CHECKING:
+    from trainer.loop.pair_counting import PairCounting
 
 
 def first_position(config: RunConfig, number: int, position: Position) -> Position:
@@ -76,7 +80,9 @@ def count_first_epoch(
     for number, stage in enumerate(config.stages):
         if state.step < min(stage.last_step, config.max_steps):
             start = first_position(config, number, position) if position.stage != number else position
-            if stage.data.sentence_pairs != "none":
+            if stage.data.has_sentence_pairs:
+                from trainer.loop.pair_counting import PairCounting
+
                 counting = PairCounting(config, stage, shard_sets, pair_counts, ranks, watchdog.mark, stop_signal)
                 lost = explain_lost_workers(ranks.rank, stage.data.num_workers, watchdog.end_run)
                 with contextlib.suppress(ReadingStopped), lost:
@@ -123,10 +129,9 @@ class GlobalBatches:
                 arithmetic = batch_arithmetic(stage, run.ranks.world_size)
                 data = "continuing the epoch" if position.epoch == before.epoch else "starting a new epoch"
                 notes.append(f"{stage.label}: {arithmetic}; {data}")
-            counting = PairCounting(
-                config, stage, run.data.shard_sets, run.data.pair_counts, run.ranks, run.watchdog.mark, run.stop_signal
-            )
-            counting.open(position)
+            counting = self._counting_of(stage)
+            if counting is not None:
+                counting.open(position)
             loader = Loader(
                 run.data.shard_sets,
                 stage,
@@ -147,7 +152,18 @@ class GlobalBatches:
                 fraction = position.next_sample / (loader.num_samples(epoch) or math.inf)
                 yield FetchedBatch(without_skipped(batch, self._skipped), epoch + fraction, tuple(notes))
                 notes.clear()
-                counting.advance(position, stop - step)
+                if counting is not None:
+                    counting.advance(position, stop - step)
+
+    def _counting_of(self, stage: Stage) -> PairCounting | None:
+        if not stage.data.has_sentence_pairs:
+            return None
+        from trainer.loop.pair_counting import PairCounting
+
+        run = self._run
+        return PairCounting(
+            run.config, stage, run.data.shard_sets, run.data.pair_counts, run.ranks, run.watchdog.mark, run.stop_signal
+        )
 
 
 def describe_epoch(first: GlobalBatch, counts: PairCounts | None) -> Iterator[str]:

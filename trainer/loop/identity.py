@@ -32,7 +32,6 @@ from data_prep.base.settings import flatten
 from data_prep.storage import storage
 from trainer.config.custom_code import code_of
 from trainer.config.run_config import RunConfig, without_secrets
-from trainer.data.minimal_pairs import digest_of_pairs, read_minimal_pairs
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.agreement import Fact, Facts
@@ -72,6 +71,8 @@ def facts_of(
     if not isinstance(opened, UserError):
         equal |= _facts_of_data(opened)
         if (pairs := config.evaluation.minimal_pairs) is not None:
+            from trainer.data.minimal_pairs import digest_of_pairs, read_minimal_pairs
+
             equal["evaluation.minimal_pairs (content)"] = _fact(digest_of_pairs(read_minimal_pairs(pairs))[:12])
     equal |= {f"version of {name}": _fact(installed_version(name)) for name in LIBRARIES}
     if not isinstance(opened, UserError):

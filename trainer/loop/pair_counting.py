@@ -59,16 +59,16 @@ class PairCounting:
         """`mark` records the operation of this rank and its time limit in seconds (`Watchdog.mark`)."""
         self._stop_signal = stop_signal
         self._samples = training_samples(shard_sets, stage, config.training.seed, pair_counts)
-        self._has_pairs = stage.data.sentence_pairs != "none"
         self._pair_counts, self._ranks, self._mark, self._settings = pair_counts, ranks, mark, config.distributed
         self._num_workers = stage.data.num_workers
         self._global_rows = stage.global_batch_tokens // stage.sequence_length
         # Each node keeps the counts where nodes have disks of their own.
         self._writes = ranks.is_first or (config.checkpoint.upload_to is not None and ranks.local_rank == 0)
         self._reading: dict[int, ReadEpoch] = {}
-        """What is read of each component whose epochs are long enough to count the next one together."""
+        """The present epoch of each component whose epochs are long enough to count the next one together."""
         self._ahead: dict[ReadEpoch, tuple[Iterable[Counted], int]] = {}
-        """What is counted in the background, and how many rows of the present epoch are left when it must be done."""
+        """The epochs that are counted in the background, each with the number of rows of the present epoch that are
+        left when the count must be done."""
         self._counted: set[ReadEpoch] = set()
 
     def open(self, position: Position) -> None:
@@ -79,7 +79,7 @@ class PairCounting:
             ReadingStopped: a rank received a stop request before all was counted; on all ranks.
         """
         samples, reading = self._samples, dict[int, ReadEpoch]()
-        for read in samples.epochs_until(position.epoch, position.next_sample) if self._has_pairs else ():
+        for read in samples.epochs_until(position.epoch, position.next_sample):
             reading[read.component] = read
             self._count(read)
         self._reading = {
@@ -154,7 +154,7 @@ class PairCounting:
         for _ in range(-(-len(planner.shards) // self._ranks.world_size)):
             if poll():
                 return None
-            try:  # a rank that has no more to count stays with the others, which may be asked to stop
+            try:  # a rank that has no more to count stays with the others, which may get a stop request
                 counted = next_or_stop(share, lambda: self._stop_signal.is_requested) if has_left else None
             except (StopIteration, ReadingStopped) as ended:
                 has_left, is_stopped, counted = False, isinstance(ended, ReadingStopped), None

@@ -1,8 +1,4 @@
-"""What a run reports: metrics to MLflow, lines to the console, status and history to the disk.
-
-Loss sums stay on the device until they are reported, so that no step waits for the step before. They are summed over
-ranks in float64, where sums of a few float32 numbers are exact in any order.
-"""
+"""What a run reports: metrics to MLflow, lines to the console, status and history to the disk."""
 
 from __future__ import annotations
 
@@ -10,11 +6,8 @@ import math
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
@@ -24,99 +17,25 @@ from trainer.config.stages import Stage
 from trainer.data.sample_range import SampleRange
 from trainer.distributed.agreement import raise_error_of_any
 from trainer.distributed.memory import peak_memory_bytes
-from trainer.distributed.process_group import Ranks, all_reduce_sum, gather_objects
+from trainer.distributed.process_group import gather_objects
 from trainer.distributed.stop_signal import StopSignal, describe_requests
 from trainer.engine.engine import Engine
 from trainer.loop.console import StepBar, step_line
-from trainer.loop.step import StepResult
-from trainer.metrics.custom_metrics import CustomMetrics
+from trainer.loop.step import Recorder, StepResult
 from trainer.metrics.health import Health
-from trainer.metrics.throughput import Interval, RankWork, WorkClock, flops_per_position, peak_flops
-from trainer.objectives.objective import Objective, StageObjectives
+from trainer.metrics.throughput import flops_per_position, peak_flops
+from trainer.objectives.objective import Objective
 from trainer.objectives.pretraining import num_parameters
 from trainer.tracking.status import EventName, RunStatus, State, append_history, read_status
 from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracker import MetricLog, MlflowStatus
 
+if TYPE_CHECKING:
+    from trainer.metrics.custom_metrics import CustomMetrics
+
 LOG = logger(__name__)
 
 _MLFLOW: Mapping[State, MlflowStatus] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """Metrics of one optimizer step under their MLflow names; `step` counts completed steps, from 1."""
-
-    step: int
-    samples: SampleRange
-    metrics: dict[str, float]
-
-
-class Recorder:
-    """Collects step results; all ranks make the same calls."""
-
-    def __init__(self, ranks: Ranks, objectives: Mapping[str, Objective], step: int) -> None:
-        """`step` is the number of steps completed before this process's first; `objectives` of the run, by name."""
-        self._ranks = ranks
-        self._metrics = {name: objective.metric for name, objective in objectives.items()}
-        self.columns = StageObjectives(objectives, {}).columns
-        """What a step sums (`StepResult.sums`)."""
-        self.last_step = step
-        self._pending: list[tuple[int, SampleRange, float, StepResult]] = []
-        self._flushed_at = time.perf_counter()
-        self._tokens = 0
-        self.clock = WorkClock(ranks.device)
-
-    def add(self, step: int, samples: SampleRange, learning_rate: float, result: StepResult) -> None:
-        self.last_step = step
-        self._pending.append((step, samples, learning_rate, result))
-        self._tokens += result.counts.tokens
-
-    def restart_clock(self) -> None:
-        """Exclude the time since the last flush (an evaluation, a checkpoint) from the next interval."""
-        self._flushed_at = time.perf_counter()
-
-    def flush(self) -> tuple[list[StepMetrics], Interval]:
-        """Return the metrics of every step since the last flush (at least one), and their speed."""
-        own = torch.stack([result.sums for *_, result in self._pending])  # (num_steps, len(self.columns))
-        work = torch.zeros(self._ranks.world_size, 3, dtype=torch.float64)
-        peak = float(peak_memory_bytes(self._ranks.device))
-        work[self._ranks.rank] = torch.tensor([*self.clock.read(), peak], dtype=torch.float64)
-        total = all_reduce_sum(torch.cat([own.flatten(), work.to(own.device).flatten()]), self._ranks)
-        sums, of_ranks = total[: own.numel()].view_as(own).tolist(), total[own.numel() :].view_as(work).tolist()
-        now = time.perf_counter()
-        rows = sum(samples.stop - samples.first for _, samples, *_ in self._pending)
-        seconds = max(now - self._flushed_at, 1e-9)
-        worked = tuple(RankWork(data, forward, int(peak)) for data, forward, peak in of_ranks)
-        interval = Interval(len(self._pending), seconds, self._tokens, rows, worked)
-        lines = [
-            StepMetrics(step, samples, self._metrics_of(row, learning_rate, result))
-            for row, (step, samples, learning_rate, result) in zip(sums, self._pending, strict=True)
-        ]
-        self._pending, self._tokens, self._flushed_at = [], 0, now
-        return lines, interval
-
-    def global_losses(self, result: StepResult) -> tuple[float, ...]:
-        """Return the loss of each objective in one step over all ranks; a collective that waits for the device."""
-        means = self._means(all_reduce_sum(result.sums, self._ranks).tolist(), result)
-        return tuple(mean for (_, value), mean in means.items() if value == "loss")
-
-    def _means(self, sums: list[float], result: StepResult) -> dict[tuple[str, str], float]:
-        """Return the mean over all predictions by column, of the objectives that predicted anything."""
-        counts = result.counts.predictions
-        named = zip(self.columns, sums, strict=True)
-        return {(name, value): total / counts[name] for (name, value), total in named if counts[name]}
-
-    def _metrics_of(self, sums: list[float], learning_rate: float, result: StepResult) -> dict[str, float]:
-        metrics = {"train/learning_rate": learning_rate}
-        if result.counts.unreadable_rows:
-            metrics["train/unreadable_rows"] = float(result.counts.unreadable_rows)
-        means = self._means(sums, result)
-        if not means:  # no loss, rather than 0
-            return metrics
-        losses = [result.weights[name] * mean for (name, value), mean in means.items() if value == "loss"]
-        metrics |= {"train/loss": sum(losses), "train/grad_norm": float(result.grad_norm)}
-        return metrics | {f"train/{self._metrics[name]}_{value}": mean for (name, value), mean in means.items()}
 
 
 class Reporter:
@@ -153,15 +72,19 @@ class Reporter:
         self._facts_of, self._stop_signal, self._mark = facts_of, stop_signal, mark
         self.tracker, self._status, self._health = tracker, status, health
         self.labels = {each.metric: each.label or each.metric for each in objectives.values()}
-        """The objectives in log lines, by what they are called in names of metrics."""
+        """Name of each objective in log lines, by its name in metrics."""
         self.recorder = Recorder(self._ranks, objectives, step)
-        self._custom = CustomMetrics(config.logging.metrics) if config.logging.metrics else None
+        self._custom: CustomMetrics | None = None
+        if config.logging.metrics:
+            from trainer.metrics.custom_metrics import CustomMetrics
+
+            self._custom = CustomMetrics(config.logging.metrics)
         self._system = SystemMetrics(self._output_dir, self._ranks.device) if self._ranks.is_first else None
         self._bar = StepBar(self._ranks.is_first, step, config.max_steps)
         self.num_parameters = num_parameters(config.model, config.all_objectives)
         self._started_at = time.time()
         self._cause: str | None = None
-        """Who asked for the stop, once the ranks have agreed on it."""
+        """The origin of a stop request, once the ranks have agreed on it."""
         self.logged_at = time.monotonic()
         """Clock reading at this process's last log line of a step, or at its start."""
         last = read_status(self._output_dir)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import EvaluationSettings
@@ -26,8 +26,10 @@ from trainer.loop.reporter import Reporter
 from trainer.objectives.objective import StageObjectives
 from trainer.objectives.pretraining import PretrainingModel
 from trainer.preflight.plan import Outside
-from trainer.validation.facts import facts_of_run
-from trainer.validation.minimal_pairs import MinimalPairs
+from trainer.validation.loss import facts_of_run
+
+if TYPE_CHECKING:
+    from trainer.validation.minimal_pairs import MinimalPairs
 
 
 class Extensions(Outside, Protocol):
@@ -43,8 +45,8 @@ class Extensions(Outside, Protocol):
     def modules_of_suite(self, settings: EvaluationSettings) -> list[str]:
         """Return the user's modules that have tasks of the suite; none without a suite."""
 
-    def open_follower(self, config: RunConfig, warn: Say, log: Say) -> Follower:
-        """Open what scores and registers the run's checkpoints."""
+    def open_follower(self, config: RunConfig, warn: Say, log: Say) -> Follower | None:
+        """Open what scores and registers the run's checkpoints; None if the run sets neither."""
 
 
 @dataclass(frozen=True)

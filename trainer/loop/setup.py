@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,9 +21,7 @@ from trainer.checkpoint import writer
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, CHANGES_SCORES
 from trainer.checkpoint.data_version import describe_versions
 from trainer.checkpoint.format import DataIdentity, TrainState
-from trainer.checkpoint.initial_weights import load_initial_weights
 from trainer.checkpoint.restore import load
-from trainer.checkpoint.upload import Uploader
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.measurements import shape_of_words, untrained_positions
 from trainer.config.objective_settings import MASKED_LM
@@ -30,17 +29,10 @@ from trainer.config.run_config import RunConfig
 from trainer.data.hidden_words import HiddenWords, hide_words
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet, has_valid_split, tokenizer_of_run
-from trainer.distributed.process_group import (
-    Ranks,
-    broadcast_object,
-    device_name,
-    gather_objects,
-    is_cpu_requested,
-)
+from trainer.distributed.process_group import Ranks, broadcast_object, device_name, gather_objects, is_cpu_requested
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
-from trainer.loop.branch import open_tracker
 from trainer.loop.checkpoints import Checkpoints, Progress
 from trainer.loop.console import device_line
 from trainer.loop.evaluating import AVERAGE_PREFIX
@@ -48,7 +40,7 @@ from trainer.loop.global_batches import count_first_epoch
 from trainer.loop.identity import listed, own_modules, running_sources, source_changes
 from trainer.loop.reporter import Reporter
 from trainer.loop.run import Extensions, Run, RunData
-from trainer.loop.start import Start, check_start, find_start, first_state, rate_jump
+from trainer.loop.start import Start, check_start, find_start, first_state, open_tracker, rate_jump
 from trainer.loop.warmup import try_own_objectives, warmup_step
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.unigram import training_counts, training_entropy_nats
@@ -60,7 +52,9 @@ from trainer.preflight.plan import PlannedRun
 from trainer.tracking.run_description import all_lineages, describe_run, source_text
 from trainer.tracking.status import RunStatus
 from trainer.tracking.tracker import NullTracker
-from trainer.validation.minimal_pairs import minimal_pairs_of
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.upload import Uploader
 
 LOG = logger(__name__)
 
@@ -92,6 +86,8 @@ def set_up(
     lineage = start.data_lineage
     notes: list[str] = []
     if start.checkpoint is None and config.init_from is not None:
+        from trainer.checkpoint.initial_weights import load_initial_weights
+
         find_folder = partial(extensions.pull_model, config.init_from, config.tracking.uri)
         notes, lineage = load_initial_weights(model, config.init_from, find_folder, ranks, data.tokenizer_fingerprint)
     if ranks.is_first:  # after the checks: a rejected run leaves the directory unchanged
@@ -99,10 +95,15 @@ def set_up(
     engine = open_engine(model, start, config, shard_sets, ranks, watchdog)
     state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks))
     objectives, stage = model.objectives, config.stage_of(state.step + 1)
+    minimal_pairs = None
+    if config.evaluation.minimal_pairs is not None:
+        from trainer.validation.minimal_pairs import minimal_pairs_of
+
+        minimal_pairs = minimal_pairs_of(config, shard_sets[0])
     run_data = RunData(
         shard_sets,
         pair_counts=count_first_epoch(config, shard_sets, state, ranks, watchdog, stop_signal),
-        minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
+        minimal_pairs=minimal_pairs,
         hidden_words=hidden_words_of(config, shard_sets) if MASKED_LM in objectives else None,
     )
     uploader = open_uploader(start, config, ranks)
@@ -215,6 +216,8 @@ def open_uploader(start: Start, config: RunConfig, ranks: Ranks) -> Uploader | N
     """Open the copying of checkpoints to `checkpoint.upload_to`, that of the resumed one first; a collective."""
     if config.checkpoint.upload_to is None:
         return None
+    from trainer.checkpoint.upload import Uploader
+
     uploader = Uploader(config.checkpoint, ranks, LOG.warning)
     if start.own_checkpoint is not None and start.branch is None:
         uploader.submit_if_missing(start.own_checkpoint)

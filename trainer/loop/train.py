@@ -1,4 +1,4 @@
-"""A training run from start to end: check, set up, loop, finish."""
+"""A training run from start to end: check, set up, loop, finish, and what is recorded if it fails."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,8 @@ from trainer.data.shard_set import ShardSet
 from trainer.data.workers import explain_lost_workers
 from trainer.distributed import rank_environment as environment
 from trainer.distributed.agreement import agree, only_training, refuse_unshared
-from trainer.distributed.memory import explain_out_of_memory
+from trainer.distributed.exit import EndedByAnother
+from trainer.distributed.memory import explain_out_of_memory, is_out_of_memory
 from trainer.distributed.process_group import (
     Ranks,
     barrier,
@@ -35,7 +37,6 @@ from trainer.distributed.process_group import (
 )
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
-from trainer.loop.failure import Failure
 from trainer.loop.identity import facts_of
 from trainer.loop.reporter import warn_of_disk
 from trainer.loop.result import RunResult
@@ -44,7 +45,7 @@ from trainer.loop.setup import set_up
 from trainer.loop.training_loop import training_loop
 from trainer.preflight.checks import refuse
 from trainer.preflight.plan import PlannedRun
-from trainer.tracking.status import RunStatus, State, log_path
+from trainer.tracking.status import RunStatus, State, log_path, record_loss_of_writer
 
 LOG = logger(__name__)
 
@@ -57,16 +58,18 @@ def train(
     stop_signal: StopSignal | None = None,
     watched: contextlib.ExitStack | None = None,
     verbose: bool = False,
+    on_forced_end: Callable[[], None] | None = None,
 ) -> RunResult:
     """Start or resume the run of `config.output_dir`; returns once all ranks have left their groups.
 
     Args:
         extensions: what the run uses of trained models, suites and the registry (`trainer/api.py`).
-        branch: a checkpoint to branch from first (`trainer/loop/branch.py`).
+        branch: a checkpoint to branch from first (`trainer/loop/start.py`).
         stop_signal: one that was installed earlier, and ends this process until the first step; else one is installed
             once the ranks have their group.
         watched: collects resources to close if the process outlives an error of the run (`trainer/api.py`).
         verbose: list all source files that changed since the checkpoint.
+        on_forced_end: called last on each rank if the watchdog or a second signal ends the process.
 
     Raises:
         UserError: data, tokenizer, checkpoints or DeepSpeed's settings contradict each other, another run is active in
@@ -79,7 +82,7 @@ def train(
     epochs = [each.setting for each in epochs_of(config.training).values()]
     config, opened = open_or_explain(config, extensions, allow_change)
     ranks, signal_of_rank, watchdog = join_group(config, stop_signal, watched)
-    failure = Failure(output_dir, ranks, watchdog, signal_of_rank, log_file)
+    failure = Failure(output_dir, ranks, watchdog, signal_of_rank, log_file, on_forced_end)
     with contextlib.ExitStack() as held:
         with watchdog.report_lost_ranks():
             if ranks.world_size > 1:  # their first common operation
@@ -212,3 +215,73 @@ def finish(run: Run, ended: State) -> bool:
     run.engine.destroy()
     leave_groups(run.ranks)  # no rank waits in it while rank 0 registers
     return ended == "stopped" or checkpoints.finish_following(lambda: run.stop_signal.is_requested)
+
+
+class Failure:
+    """Records how this run failed, as far as it got.
+
+    | what happens                                        | status, history | MLflow    | log file |
+    |-----------------------------------------------------|-----------------|-----------|----------|
+    | an error before the run has its output directory    | -               | -         | -        |
+    | set-up refuses the run (a `UserError`)              | -               | -         | -        |
+    | another error in set-up, out of memory, another rank| failed          | -         | opened   |
+    | an error in the loop, or at the end of the run      | failed          | FAILED    | open     |
+    | the watchdog ends the run, or a second signal       | failed          | resumable | as it is |
+    | rank 0 is killed or lost                            | failed, by rank 1 where it ends the run | resumable | - |
+    | all ranks are killed                                | running, without heartbeats             | resumable | - |
+
+    Other ranks record nothing on disk but their log files. The next start also resumes a run that MLflow shows as
+    running.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        ranks: Ranks,
+        watchdog: Watchdog,
+        stop_signal: StopSignal,
+        log_file: LogFile,
+        on_forced_end: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_forced_end` is called after the record if the process ends at once."""
+        self._on_forced_end = on_forced_end
+        self._output_dir, self._ranks, self._log_file = output_dir, ranks, log_file
+        self.status: RunStatus | None = None
+        """On rank 0, once the output directory is this run's."""
+        self.run: Run | None = None
+        """Once it is set up."""
+        watchdog.on_exit = stop_signal.on_forced_end = self.record
+
+    def record(self, cause: str, error: Exception | None = None) -> None:
+        """Record the failure; without an `error` the process ends at once, and nothing waits for MLflow.
+
+        Raises:
+            OSError: the disk cannot be written.
+        """
+        try:
+            if self.status is not None:
+                self.status.end("failed", cause, self.run.reporter.recorder.last_step if self.run is not None else None)
+            elif self._ranks.rank == 1 and error is None:
+                record_loss_of_writer(self._output_dir, cause)
+        finally:
+            if error is not None and self.run is not None:
+                self.run.checkpoints.abandon()
+                self.run.reporter.close("failed")
+            if error is None and self._on_forced_end is not None:
+                self._on_forced_end()
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record an error of the block; a rejected run leaves the directory unchanged."""
+        try:
+            yield
+        except Exception as error:
+            is_refusal = isinstance(error, UserError) and not isinstance(error, EndedByAnother)
+            if self.run is None and is_refusal and not is_out_of_memory(error):
+                raise
+            self._log_file.open()
+            try:
+                self.record(str(error) or type(error).__name__, error)
+            except OSError as problem:  # the disk may be what failed
+                LOG.warning(f"{self._output_dir} cannot be written ({problem.strerror}): it does not show the failure")
+            raise

@@ -1,4 +1,4 @@
-"""The training loop: fetch, step, record, log if due, save if due, evaluate if due, stop if asked.
+"""The training loop: fetch, step, record, log if due, save if due, evaluate if due, stop if requested.
 
 Each step begins with the fetch of the next global batch, whose counts and requests are summed over ranks while the step
 runs: no step waits for the slowest network. A checkpoint has the position after the batch that was trained on, never

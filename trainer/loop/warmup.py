@@ -16,10 +16,7 @@ from trainer.config.stages import Stage
 from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.shard_set import ShardSet, Split, has_valid_split
-from trainer.distributed.process_group import (
-    Ranks,
-    patient_collectives,
-)
+from trainer.distributed.process_group import Ranks, patient_collectives
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine
 from trainer.objectives.build import check_scores

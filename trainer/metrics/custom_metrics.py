@@ -10,8 +10,8 @@ At each log line every rank calls each function with the step, the metrics of th
 The values of rank 0 are reported. A function gets no batch: a value of the predictions of a batch belongs to an
 objective (`Objective.values`). A function may use collectives, since all ranks call it at the same steps. At ZeRO 3
 the weights of the model are divided over ranks, and a function gathers what it reads
-(`deepspeed.zero.GatheredParameters`). The random state and the mode of the model are as before afterwards, so losses do
-not depend on a metric.
+(`deepspeed.zero.GatheredParameters`). Each call restores the random state and the mode of the model, so losses do not
+depend on a metric.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
 
 
 class CustomMetrics:
-    """The functions of a run."""
+    """The functions that a run names."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._functions = {name: METRIC.load(name) for name in names}

@@ -18,7 +18,7 @@ from trainer.metrics.throughput import slow_rank
 from trainer.objectives.objective import Objective, explained
 
 MIN_HISTORY = 20
-"""Minimum steps in a window: with fewer its spread is chance."""
+"""Minimum steps in a window: the spread of fewer losses is chance."""
 
 SLOW_INTERVALS = 3
 """Consecutive log intervals in which a rank must be slow before a warning."""
@@ -145,12 +145,12 @@ class _Recent:
             for value in objective.training_values or objective.values
         }
         self._stage: int | None = None
-        """The last stage that trained it."""
+        """The last stage that trained the objective."""
         self.first_step = 1
-        """From which on it was trained without a stage between, as far as this process saw."""
+        """The step from which on every stage that this process saw trained the objective."""
 
     def add(self, step: int, stage: int, metrics: Mapping[str, float], is_first_stage: bool) -> None:
-        """Add the metrics of a step; `is_first_stage`: this process saw no earlier stage."""
+        """Add the metrics of a step; `is_first_stage` says that this process saw no earlier stage."""
         named = {value: f"train/{self.objective.metric}_{value}" for value in self._windows}
         if not {*named.values()} & metrics.keys():
             return
@@ -164,16 +164,16 @@ class _Recent:
                 self._windows[value].append(metrics[name])
 
     def is_trained(self, stage: int | None) -> bool:
-        """Whether the stage has trained it."""
+        """Return whether the stage has trained the objective."""
         return self._stage is not None and self._stage == stage
 
     def is_known(self, stage: int) -> bool:
-        """Whether the stage has trained it, and there is a history."""
+        """Return whether the stage has trained the objective for at least `MIN_HISTORY` steps."""
         return self.is_trained(stage) and min(map(len, self._windows.values())) >= MIN_HISTORY
 
     @property
     def median(self) -> float:
-        """Of the losses."""
+        """Median of the losses."""
         return statistics.median(self._windows["loss"])
 
     def warning(self, step: int, stage: int) -> str | None:
@@ -191,7 +191,7 @@ class Health:
     def __init__(
         self, settings: HealthSettings, unigram_entropy_nats: float | None, objectives: Collection[Objective]
     ) -> None:
-        """`unigram_entropy_nats` is that of the training data (`unigram.py`); None disables the plateau check."""
+        """Prepare the checks; `unigram_entropy_nats` is of the training data, and None disables the plateau check."""
         self._settings = settings
         self._entropy = unigram_entropy_nats
         self._of_objectives = [_Recent(each, settings) for each in objectives]

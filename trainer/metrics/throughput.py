@@ -1,8 +1,8 @@
-"""How fast a run goes, and what holds it up: time by what it was spent on, without making any step wait.
+"""Throughput of a run, and what slows it down, measured without making any step wait.
 
-A rank's *work* is what waits for no other rank: fetching batches and the forward passes. (At ZeRO 3 a forward gathers
-weights from the others, so there the slowest rank shows less clearly.) MFU divides the operations that
-`trainer/model/sizes.flops_per_token` counts by what the devices could do (Chowdhery et al. 2022, "PaLM", appendix B).
+The *work* of a rank is what waits for no other rank: fetching batches and the forward passes. (At ZeRO 3 a forward
+gathers weights from the other ranks, so the slowest rank shows less clearly.) MFU divides the operations that
+`trainer/model/sizes.flops_per_token` counts by the peak of the devices (Chowdhery et al. 2022, "PaLM", appendix B).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ PEAK_FLOPS = {
     "V100-PCIE": 112e12,
     "V100": 125e12,
 }
-"""Dense operations a second in bf16 or fp16 by NVIDIA's data sheet of each (half of what it says "with sparsity"); a
-device takes the first name that stands in its own as whole words. V100 knows fp16 only."""
+"""Dense FLOP/s in bf16 or fp16 in NVIDIA's data sheets (half of the figure "with sparsity"). A device has the first
+entry whose name is part of its own name, as whole words. V100 supports fp16 only."""
 
 
 class WorkClock:
@@ -52,7 +52,7 @@ class WorkClock:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def fetch(self, batches: Iterator[Batch]) -> Batch:
-        """The next of `batches`."""
+        """Return the next of `batches`."""
         started_at = time.perf_counter()
         batch = next(batches)
         self._data_seconds += time.perf_counter() - started_at
@@ -73,7 +73,7 @@ class WorkClock:
         self._forward_seconds += time.perf_counter() - started_at
 
     def read(self) -> tuple[float, float]:
-        """Seconds spent on (data, forward passes) since the last reading; waits until the device has done them."""
+        """Return the seconds spent on (data, forward passes) since the last reading; waits for the device."""
         for first, last in self._events:
             last.synchronize()
             self._forward_seconds += first.elapsed_time(last) / 1000.0
@@ -84,7 +84,7 @@ class WorkClock:
 
 @dataclass(frozen=True)
 class RankWork:
-    """What one rank did in an interval: seconds on data and on forward passes, and the most memory it has held."""
+    """The work of one rank in an interval: seconds on data and on forward passes, and the peak of its memory."""
 
     data_seconds: float
     forward_seconds: float
@@ -93,7 +93,7 @@ class RankWork:
 
 @dataclass(frozen=True)
 class Interval:
-    """Steps between two log lines; `tokens` and `rows` over all ranks, `ranks` in their order."""
+    """The steps between two log lines; `tokens` and `rows` are over all ranks, and `ranks` is by rank."""
 
     num_steps: int
     seconds: float
@@ -111,16 +111,16 @@ class Interval:
 
     @property
     def slowest_rank(self) -> int:
-        """The rank whose work took longest."""
+        """Number of the rank whose work took longest."""
         return max(range(len(self.ranks)), key=lambda rank: self.work_seconds[rank])
 
     @property
     def work_seconds(self) -> list[float]:
-        """Seconds of work a step, by rank."""
+        """Seconds of work per step, by rank."""
         return [(work.data_seconds + work.forward_seconds) / self.num_steps for work in self.ranks]
 
     def metrics(self, stage: Stage, flops_per_position: float, peak_flops: float | None) -> dict[str, float]:
-        """The interval under its MLflow names; `peak_flops` a device, None gives no MFU."""
+        """Return the metrics by MLflow name; `peak_flops` are FLOP/s of one device, and None gives no MFU."""
         metrics = {
             "train/tokens_per_second": self.tokens_per_second,
             "train/seconds_per_step": self.seconds_a_step,
@@ -134,7 +134,7 @@ class Interval:
         return metrics
 
     def flops_per_device(self, stage: Stage, flops_per_position: float) -> float:
-        """Operations a second that each device reached."""
+        """Return the FLOP/s that each device reached."""
         return flops_per_position * self.rows * stage.sequence_length / (self.seconds * len(self.ranks))
 
 
@@ -148,7 +148,7 @@ def slow_rank(work_seconds: Sequence[float], ratio: float) -> int | None:
 
 
 def flops_per_position(config: RunConfig, stage: Stage) -> float:
-    """Operations of forward and backward per position of a row of this stage, without those of the user's heads."""
+    """Return the FLOPs of forward and backward per position of a row of this stage, without the user's heads."""
     return flops_per_token(
         config.model,
         stage.sequence_length,
@@ -158,15 +158,17 @@ def flops_per_position(config: RunConfig, stage: Stage) -> float:
 
 
 def peak_flops(config: RunConfig, device: torch.device) -> float | None:
-    """Operations a second that one device could do: the setting, else the data sheet's, else None."""
+    """Return the peak FLOP/s of one device: the setting, else the figure of the data sheet, else None."""
     if config.logging.peak_flops_per_device is not None or device.type != "cuda":
         return config.logging.peak_flops_per_device
     return data_sheet_flops(torch.cuda.get_device_name(device), config.training.precision)
 
 
 def data_sheet_flops(device_name: str, precision: str) -> float | None:
-    """Return the FLOP/s in the data sheet of a device; None for an unknown one, for a MIG slice, which is a part of
-    one, and for fp32, whose peak depends on settings.
+    """Return the FLOP/s in the data sheet of a device.
+
+    None for an unknown device, for a MIG slice, which is a part of a device, and for fp32, whose peak depends on
+    settings.
     """
     if precision == "fp32" or re.search(r"\bMIG\b", device_name):
         return None

@@ -1,8 +1,8 @@
-"""The best prediction without context: how often each piece comes up in what a run reads.
+"""The best prediction without context: the frequency of each token in the data that a run reads.
 
-A mixture is read by its weights, not by the sizes of its components. A model that uses no context cannot tell the
-components apart, so what it can reach is the entropy of the mixed frequencies, which is more than the weighted mean of
-the components' entropies.
+A mixture is read by its weights, not by the sizes of its components. A model that uses no context cannot distinguish
+the components, so the lowest loss that it can reach is the entropy of the mixed frequencies. This entropy is higher
+than the weighted mean of the components' entropies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.data.shard_set import ShardSet
 
 
 def training_entropy_nats(data: DataSettings, shard_sets: Sequence[ShardSet]) -> float | None:
-    """Unigram entropy of the training data as the run reads it; None where there are no tokens.
+    """Return the unigram entropy of the training data as the run reads it; None without tokens.
 
     Raises:
         UserError: a component's counts are damaged.
@@ -29,7 +29,7 @@ def training_entropy_nats(data: DataSettings, shard_sets: Sequence[ShardSet]) ->
 
 
 def training_counts(data: DataSettings, shard_sets: Sequence[ShardSet]) -> np.ndarray:
-    """How often each piece comes up, (vocab_size,) float64: as many as there are tokens, in the shares that are read.
+    """Return the count of each token in the shares that are read, (vocab_size,) float64; the sum is that of the data.
 
     Raises:
         UserError: a component's counts are damaged.
@@ -39,14 +39,14 @@ def training_counts(data: DataSettings, shard_sets: Sequence[ShardSet]) -> np.nd
 
 
 def mixed_counts(counts: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
-    """The counts of components, each (vocab_size,), in the shares of their weights; as many in all as there are."""
+    """Mix the counts of components, each (vocab_size,), in the shares of their weights; the sum stays the same."""
     shares = np.asarray(weights, np.float64) / sum(weights)
     mixed = sum(share * count / max(count.sum(), 1) for share, count in zip(shares, counts, strict=True))
     return np.asarray(mixed * sum(count.sum() for count in counts))
 
 
 def entropy_nats(counts: np.ndarray) -> float | None:
-    """Entropy of frequencies (vocab_size,), in nats; None where nothing was counted."""
+    """Return the entropy of frequencies (vocab_size,), in nats; None if nothing was counted."""
     total = float(counts.sum())
     if not total:
         return None

@@ -16,9 +16,7 @@ from trainer.config.run_settings import BEST_METRICS, CheckpointSettings
 from trainer.data.batch import Batch
 from trainer.objectives.masked_lm import MaskedLM
 from trainer.objectives.objective import Objective, Scores
-from trainer.objectives.sentence_pairs import SentencePairs
 
-_BUILT_IN: Mapping[str, type[Objective]] = {MASKED_LM: MaskedLM, SENTENCE_PAIRS: SentencePairs}
 _RESERVED = ("own", "word", "minimal", "length", "source", "component", "mlm", "pair", "learning", "grad", "unreadable")
 """First words of other metrics of training and evaluation."""
 
@@ -29,8 +27,12 @@ def class_of(name: str) -> type[Objective]:
     Raises:
         UserError: it cannot be imported, is no such class, or its file changed after it was imported.
     """
-    if name in _BUILT_IN:
-        return _BUILT_IN[name]
+    if name == MASKED_LM:
+        return MaskedLM
+    if name == SENTENCE_PAIRS:
+        from trainer.objectives.sentence_pairs import SentencePairs
+
+        return SentencePairs
     found = OBJECTIVE.find(name)
     if not (inspect.isclass(found) and issubclass(found, Objective)):
         raise OBJECTIVE.wrong(name, "is no subclass of Objective", fix=f"name {OBJECTIVE.form}")

@@ -80,9 +80,8 @@ def _score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Ten
 class MaskedLanguageModelHead(nn.Module):
     """Dense, activation and norm, then the tied decoder (the word matrix) and a bias per vocabulary row.
 
-    The rows that pad the vocabulary (`padded_vocab_size > vocab_size`) are rows like any other that are never
-    a target: they take part in the softmax and training drives them down. An export keeps them, so both
-    sides' losses agree.
+    The rows that pad the vocabulary (`padded_vocab_size > vocab_size`) are never a target. They take part in the
+    softmax, and training drives them down. An export keeps them, so its losses equal those of training.
     """
 
     def __init__(self, config: ModelSettings) -> None:

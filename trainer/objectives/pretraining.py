@@ -7,7 +7,7 @@ batch, by which the loss is divided, is known to `trainer/loop/step.py` only.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import torch
 from torch import nn
@@ -21,7 +21,9 @@ from trainer.model.layers import FeedForward, GatedFeedForward, SelfAttention
 from trainer.objectives.build import build_objectives, check_trained, submodules_of
 from trainer.objectives.masked_lm import MaskedLM
 from trainer.objectives.objective import EncodedBatch, Objective, Scores, Sums, explained, seed_micro_batch
-from trainer.objectives.sentence_pairs import SentencePairs
+
+if TYPE_CHECKING:
+    from trainer.objectives.sentence_pairs import SentencePairs
 
 MAX_GRAPHS = 64
 """Limit for all blocks: ModernBERT has 3 kinds, so 6 graphs per stage in training and evaluation. Beyond torch's own
@@ -83,8 +85,8 @@ class PretrainingModel(nn.Module):
 
     def predict(self, batch: Batch) -> Predictions:
         """Return the logits behind the built-in losses, at the predicted positions and the pairs' [CLS] only."""
-        encoded, pairs = EncodedBatch(batch, self.encoder), self.objectives.get(SENTENCE_PAIRS)
-        assert pairs is None or isinstance(pairs, SentencePairs)
+        encoded = EncodedBatch(batch, self.encoder)
+        pairs = cast("SentencePairs | None", self.objectives.get(SENTENCE_PAIRS))
         return Predictions(self.masked_lm.logits(encoded), None if pairs is None else pairs.logits(encoded))
 
     @property

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from trainer.checkpoint.upload import check_upload_wait
 from trainer.config.custom_code import check_code
-from trainer.config.load import check_output_dir
+from trainer.config.run_config import check_output_dir
 from trainer.data.evaluation_batches import evaluation_batches
-from trainer.data.minimal_pairs import read_minimal_pairs
 from trainer.data.shard_set import Split, has_valid_split
 from trainer.objectives.build import check_best_metric
 from trainer.preflight.data_checks import check_data, look_at_data
@@ -40,9 +38,7 @@ from trainer.preflight.machine_checks import (
     refuse_compilation,
 )
 from trainer.preflight.plan import PlannedRun
-from trainer.preflight.service_checks import check_mlflow, check_store
 from trainer.tracking.mlflow_server import resolve_tracking_uri
-from trainer.validation.minimal_pairs import minimal_pairs_of
 
 
 def _nothing(run: PlannedRun) -> Iterable[Finding]:
@@ -61,23 +57,27 @@ class Check:
     refuse: Callable[[PlannedRun], object] = _nothing
     """Raises the `UserError` that ends a start of the run."""
     look: Callable[[PlannedRun], Iterable[Finding]] = _nothing
-    """What else there is to find; called where `refuse` raises nothing."""
+    """Yields further findings; called if `refuse` raises nothing."""
     warns: bool = False
-    """Whether a start of the run looks too: in well under a second."""
+    """Whether a start of the run logs the warnings of `look`, which then takes well under a second."""
     of_first_rank: bool = False
-    """Whether it is about what only rank 0 does."""
+    """Whether only rank 0 does what is checked."""
+    needs_length: bool = False
+    """Whether the check reads the number of steps; it is skipped if the epochs cannot be counted."""
     elsewhere: Callable[[PlannedRun], str | None] = _here
-    """The advice where another host may have what this one lacks: the doctor then only warns."""
+    """Returns advice if another host may have what this one lacks: the doctor then only warns."""
 
     def findings(self, run: PlannedRun) -> list[Finding]:
-        """What the doctor prints."""
-        findings_of_check = guarded(self.name, lambda: self._refuse_and_look(run))
-        if (advice := self.elsewhere(run)) is not None:
-            findings_of_check = [
-                each if each.level == "ok" else replace(each, level="warn", text=f"{each.text}; {advice}")
-                for each in findings_of_check
-            ]
-        return findings_of_check
+        """Return what the doctor prints."""
+        if self.needs_length and run.uncounted is not None:
+            return []
+        findings = guarded(self.name, lambda: self._refuse_and_look(run))
+        if (advice := self.elsewhere(run)) is None:
+            return findings
+        return [
+            each if each.level == "ok" else replace(each, level="warn", text=f"{each.text}; {advice}")
+            for each in findings
+        ]
 
     def _refuse_and_look(self, run: PlannedRun) -> Iterator[Finding]:
         self.refuse(run)
@@ -86,13 +86,47 @@ class Check:
 
 def _read_minimal_pairs(run: PlannedRun) -> None:
     if run.config.evaluation.minimal_pairs is not None:
+        from trainer.data.minimal_pairs import read_minimal_pairs
+
         read_minimal_pairs(run.config.evaluation.minimal_pairs)
 
 
 def _encode_minimal_pairs(run: PlannedRun) -> Iterable[Finding]:
     if run.config.evaluation.minimal_pairs is not None:
-        minimal_pairs_of(run.config, run.shard_sets[0])  # a start does so in its set-up, and ends alike on all ranks
+        from trainer.validation.minimal_pairs import minimal_pairs_of
+
+        minimal_pairs_of(run.config, run.shard_sets[0])  # in a start, set-up does
     return ()
+
+
+def _check_length(run: PlannedRun) -> None:
+    if run.uncounted is not None:
+        raise run.uncounted
+
+
+def _build_own_objectives(run: PlannedRun) -> None:
+    """Build the model without memory: objectives of the user's may have names or weights that it cannot have."""
+    if run.config.has_own_objectives:
+        _ = run.parameters
+
+
+def _check_upload(run: PlannedRun) -> None:
+    if run.config.checkpoint.upload_to is not None:
+        from trainer.checkpoint.upload import check_upload_wait
+
+        check_upload_wait(run.config, run.world_size)
+
+
+def _look_at_store(run: PlannedRun) -> Iterable[Finding]:
+    from trainer.preflight.service_checks import check_store
+
+    return check_store(run.config)
+
+
+def _look_at_mlflow(run: PlannedRun) -> Iterable[Finding]:
+    from trainer.preflight.service_checks import check_mlflow
+
+    return check_mlflow(run.config)
 
 
 def _try_maskings(run: PlannedRun) -> Iterable[Finding]:
@@ -130,28 +164,26 @@ CHECKS = (
         of_first_rank=True,
     ),
     Check("custom code", lambda run: check_code(run.config)),
+    Check("objectives", _build_own_objectives),
     Check("best_metric", lambda run: check_best_metric(run.config.checkpoint, run.config.all_objectives)),
     # A start reads them once, on rank 0.
     Check("init_from", look=check_initial_weights),
-    Check("data", lambda run: check_data(run.config, run.shard_sets), look_at_data),
+    Check("length", _check_length),
+    Check("data", lambda run: check_data(run.config, run.shard_sets), look_at_data, needs_length=True),
     Check("masking", look=_try_maskings),
     Check("minimal pairs", _read_minimal_pairs, _encode_minimal_pairs),
     Check("suite", _check_suite, of_first_rank=True),
     Check("memory", look=check_memory, warns=True, elsewhere=_on_gpus),
-    Check("disk", look=check_disk, warns=True),
-    Check("store", lambda run: check_upload_wait(run.config, run.world_size), lambda run: check_store(run.config)),
+    Check("disk", look=check_disk, warns=True, needs_length=True),
+    Check("store", _check_upload, _look_at_store),
     Check("clock", look=lambda run: check_clock(run.config)),
     Check("compiler", lambda run: refuse_compilation(run.config, run.device), check_compiler),
     Check("open files", look=lambda run: check_descriptors(run.world_size), warns=True),
     Check("precision", look=lambda run: check_speed_of_precision(run.config, run.device_type), warns=True),
     Check("op cache", look=lambda run: check_op_cache(), warns=True),
-    Check(
-        "mlflow",
-        lambda run: resolve_tracking_uri(run.config.tracking.uri),
-        lambda run: check_mlflow(run.config),
-    ),
+    Check("mlflow", lambda run: resolve_tracking_uri(run.config.tracking.uri), _look_at_mlflow),
     Check("secrets", lambda run: check_starters(), lambda run: check_secrets(sys.argv), warns=True),
-    Check("estimate", look=estimate_time),
+    Check("estimate", look=estimate_time, needs_length=True),
 )
 """In the order in which a run would meet the problems."""
 
@@ -168,6 +200,6 @@ def refuse(run: PlannedRun) -> None:
 
 
 def warnings(run: PlannedRun) -> list[Finding]:
-    """What a start of the run warns of."""
+    """Return the findings that a start of the run logs as warnings."""
     cheap = (check for check in CHECKS if check.warns)
     return [each for check in cheap for each in guarded(check.name, partial(check.look, run)) if each.level != "ok"]

@@ -1,4 +1,4 @@
-"""Checks of the shards before a run: all there, a few as they were written, and of the tokenizer and the ranks."""
+"""Checks of a run's data: missing files, damage in a sample of the shards, tokenizer, vocabulary and amount."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from data_prep.base.terminal import counted
 from data_prep.base.urls import WEB_SCHEMES, scheme
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import ShardRecord
-from data_prep.dataset.verification import tokenizer_file_problems
 from data_prep.storage import storage
-from trainer.config.promotion import parse_conditions
 from trainer.config.run_config import RunConfig
 from trainer.data.samples import check_enough_data
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, has_valid_split
@@ -50,6 +48,8 @@ def check_needs_no_evaluation(config: RunConfig) -> None:
     checkpoint, registry = config.checkpoint, config.registry
     settings = [("checkpoint.keep_best", checkpoint.best_metric)] if checkpoint.keep_best else []
     if registry.only_if:
+        from trainer.config.promotion import parse_conditions
+
         settings += [("registry.only_if", condition.metric) for condition in parse_conditions(registry.only_if)]
     wanted = [(setting, f"compares {metric}") for setting, metric in settings if _is_of_valid_split(metric)]
     if checkpoint.average_last is not None:
@@ -67,7 +67,7 @@ def _is_of_valid_split(metric: str) -> bool:
 
 
 def look_at_data(run: PlannedRun) -> Iterator[Finding]:
-    """All copies of the tokenizer, the files that the manifests name, a sample of the shards, and what is read."""
+    """Check the tokenizers, the files of the manifests and a sample of the shards; report what the run reads."""
     for shard_set in run.shard_sets[1:]:
         check_own_tokenizer(shard_set)
     yield from _check_tokenizer_files(run.shard_sets)
@@ -77,7 +77,7 @@ def look_at_data(run: PlannedRun) -> Iterator[Finding]:
 
 
 def describe_data(run: PlannedRun, manifests: Sequence[Manifest | None]) -> Iterator[Finding]:
-    """What the run reads of each of its data sets; None is a data set that cannot be read yet.
+    """Report what the run reads of each data set; a manifest is None if the data set cannot be read yet.
 
     Raises:
         UsageError: the model has fewer token ids than a data set, or the settings need a valid split and none is there.
@@ -143,7 +143,9 @@ def format_epochs(epochs: float) -> str:
 
 
 def _check_tokenizer_files(sets: list[ShardSet]) -> Iterator[Finding]:
-    """The files that training does not read, and that an export carries, are those that came with the tokenizer."""
+    """Check the tokenizer files that training does not read and that an export copies."""
+    from data_prep.dataset.verification import tokenizer_file_problems
+
     problems = [problem for shard_set in sets for problem in tokenizer_file_problems(shard_set.url)]
     for problem in problems:
         yield Finding("fail", "tokenizer", problem)
@@ -153,7 +155,7 @@ def _check_tokenizer_files(sets: list[ShardSet]) -> Iterator[Finding]:
 
 
 def _check_shards(shard_set: ShardSet) -> Iterator[Finding]:
-    """All files there; of a few shards the length that the manifest says, and of small local ones the sha256."""
+    """Check that all files exist, and size and sha256 of a few shards (sha256 of small local ones only)."""
     address, manifest = storage.redact(shard_set.url), shard_set.manifest
     missing = _missing_files(shard_set)
     problems = []
@@ -170,7 +172,7 @@ def _check_shards(shard_set: ShardSet) -> Iterator[Finding]:
 
 
 def _missing_files(shard_set: ShardSet) -> list[str]:
-    """What the manifest names and a listing of the folder does not; nothing is known of a web server, without one."""
+    """Return the files of the manifest that the folder lacks; none for a web server, which lists no folder."""
     if scheme(shard_set.url) in WEB_SCHEMES:
         return []
     manifest, there = shard_set.manifest, set(storage.list_names(shard_set.url))
@@ -179,7 +181,7 @@ def _missing_files(shard_set: ShardSet) -> list[str]:
 
 
 def _sample(manifest: Manifest) -> list[ShardRecord]:
-    """A few train shards, evenly chosen, and a valid one."""
+    """Return a few train shards, evenly spaced, and a valid one."""
     train, valid = manifest.train.shards, manifest.valid.shards
     apart = max(1, len(train) // SAMPLED_TRAIN_SHARDS)
     return [*train[::apart][:SAMPLED_TRAIN_SHARDS], *valid[:SAMPLED_VALID_SHARDS]]

@@ -1,8 +1,8 @@
 """Report settings that DeepSpeed itself would reject, before any process group starts.
 
 DeepSpeed refuses an unknown nested key or a wrong type in `deepspeed.initialize`, when all ranks have met and the model
-is built, or when it first uses the value, as a folder that is not there. Its own schemas are asked here instead, where
-it has any; importing them takes seconds, so they are only where a user gives sections.
+is built, or when it first uses the value, such as a folder that does not exist. These checks use the schemas of
+DeepSpeed instead. Importing them takes seconds, so it happens only if the user gives sections.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _refuse(problems: list[str]) -> None:
 
 
 def _wrong_values(given: dict[str, Any]) -> Iterator[str]:
-    """What DeepSpeed takes as it comes, and would fail at when it uses it, or misunderstand: "no" is true."""
+    """Yield wrong values that DeepSpeed does not check: it fails when it uses them, or takes "no" for true."""
     switches = {name for name, key in KEYS.items() if isinstance(key, Passed) and key.is_switch}
     for name in sorted(switches & given.keys()):
         if given[name] not in (True, False):
@@ -69,7 +69,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _problem_of_the_whole(settings: dict[str, Any]) -> list[str]:
-    """What the reader of DeepSpeed's whole configuration says, for the sections that have no schema of their own."""
+    """Return the error of DeepSpeed's reader of the whole configuration, which reads sections without a schema."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     # It multiplies the batch up itself, here by one rank: the process group is not there yet.
@@ -87,7 +87,7 @@ def check_output_file(config: RunConfig) -> None:
     Rank 0 writes it, and would fail alone while the others wait for it.
 
     Raises:
-        UsageError: with the name of the file.
+        UsageError: names the file.
     """
     profiler = (config.deepspeed or {}).get("flops_profiler", {})
     if profiler.get("enabled") and (name := profiler.get("output_file")) and (reason := _why_no_file(Path(name))):
@@ -95,7 +95,7 @@ def check_output_file(config: RunConfig) -> None:
 
 
 def _why_no_file(path: Path) -> str | None:
-    """Why this file cannot be written; None where it can."""
+    """Return why this file cannot be written; None if it can."""
     if path.is_dir():
         return "it is a directory"
     if path.exists():  # also a device, or a file in a folder where no other can be made
@@ -104,9 +104,9 @@ def _why_no_file(path: Path) -> str | None:
 
 
 def _why_unwritable(folder: Path) -> str | None:
-    """Why no file can be made in a folder that may still have to be made itself; None where one can.
+    """Return why no file can be made in a folder, which may not exist yet; None if one can.
 
-    It is tried: the mode of a folder does not tell, for root and on disks of other machines.
+    A file is made to find out: the mode of a folder does not show that to root and on remote disks.
     """
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
     try:
@@ -117,7 +117,7 @@ def _why_unwritable(folder: Path) -> str | None:
 
 
 def problems_of(settings: dict[str, Any], names: set[str]) -> list[str]:
-    """What DeepSpeed's schemas say against the sections of these names."""
+    """Return the errors of DeepSpeed's schemas in the sections of these names."""
     from deepspeed.comm.config import CommsLoggerConfig
     from deepspeed.profiling.config import DeepSpeedFlopsProfilerConfig
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config

@@ -43,11 +43,12 @@ def explain(run: PlannedRun, expects_shards: bool = False) -> str:
         UserError: existing shards do not fit the configuration; `init_from` is missing or does not fit it.
     """
     config, ranks = run.config, counted(run.world_size, "rank")
+    uncounted = ["the number of steps is unknown, as the epochs cannot be counted"]
     parts = [
         ("Parameters", parameter_lines(run)),
-        ("Stages", stage_lines(run)),
+        ("Stages", stage_lines(run) if run.uncounted is None else uncounted),
         ("Batches", batch_lines(run)),
-        ("Operations", flops_lines(config)),
+        *([("Operations", flops_lines(config))] if run.uncounted is None else []),
         (f"Memory per rank, GiB (estimate, {ranks}, {config.training.precision}; {TENSORS_ONLY})", memory_lines(run)),
         ("Activations of a micro-batch by part, GiB (activations and logits above)", activation_lines(run)),
         ("Shards", list(shard_lines(run, expects_shards))),
@@ -97,14 +98,13 @@ def resume_line(config: RunConfig, step: int) -> str:
 
 
 def parameter_lines(run: PlannedRun) -> list[str]:
-    """The parameters of each part of the model."""
     width = max(map(len, run.parameters))
     counts = (f"{part:<{width}}  {count:>13,}" for part, count in run.parameters.items())
     return [f"{'module':<{width}}  {'parameters':>13}", *counts]
 
 
 def stage_lines(run: PlannedRun) -> list[str]:
-    """The table of stages; hours and cost are those at a measured speed, if there is one."""
+    """Return the table of stages, with hours and cost if a speed was measured."""
     header = ("stage", "name", "steps", "tokens", "length", "masking", "learning rate", "hours")
     lines = aligned([header, *(_stage_row(stage, run.seconds(stage)) for stage in run.config.stages)])
     if (time := run.describe_time()) is None:
@@ -133,12 +133,13 @@ def _stage_row(stage: Stage, seconds: float | None) -> tuple[str, ...]:
 
 
 def batch_lines(run: PlannedRun) -> list[str]:
-    """The batch arithmetic of every stage, and the batch sizes of its ramp-up."""
+    """Return the batch arithmetic of every stage, and the batch sizes of its ramp-up."""
     lines = []
     for stage in run.config.stages:
         name = f"{stage.label}: " if len(run.config.stages) > 1 else ""
         arithmetic = batch_arithmetic(stage, run.world_size)
-        lines.append(f"{name}{arithmetic}; {stage.taken_steps:,} steps = {stage.tokens:,} tokens")
+        length = f"; {stage.taken_steps:,} steps = {stage.tokens:,} tokens" if run.uncounted is None else ""
+        lines.append(f"{name}{arithmetic}{length}")
         if arithmetic.micro_batch_tokens < stage.micro_batch_tokens:
             lines.append(
                 f"  micro_batch_tokens={stage.micro_batch_tokens:,} is an upper bound; "
@@ -149,7 +150,7 @@ def batch_lines(run: PlannedRun) -> list[str]:
 
 
 def warmup_lines(stage: Stage, world_size: int) -> list[str]:
-    """The batch sizes of a ramp-up in order: the first step of each in its stage, and its arithmetic."""
+    """Return the batch sizes of a ramp-up in order: the first step of each in its stage, and its arithmetic."""
     warmup = stage.batch_warmup
     if warmup is None:
         return []
@@ -172,7 +173,7 @@ def warmup_lines(stage: Stage, world_size: int) -> list[str]:
 
 
 def flops_lines(config: RunConfig) -> list[str]:
-    """Operations per token, and of the whole run."""
+    """Return the operations per token, and of the whole run."""
     lines, total = [], 0.0
     for stage in config.stages:
         flops = flops_per_position(config, stage)
@@ -182,7 +183,7 @@ def flops_lines(config: RunConfig) -> list[str]:
 
 
 def memory_lines(run: PlannedRun) -> list[str]:
-    """Estimated memory of a rank by part, for ZeRO 0 to 3, at the stage that needs most; and whether it fits --gpu."""
+    """Return the memory of a rank by part for ZeRO 0 to 3, at the stage that needs most, and whether it fits --gpu."""
     tables = [run.memory_in_stage(run.heaviest_stage(zero_stage), zero_stage) for zero_stage in ZERO_STAGES]
     parts = list(tables[0])
     lines = ["ZeRO  " + "  ".join(f"{part:>14}" for part in parts) + f"  {'total':>8}"]
@@ -194,7 +195,7 @@ def memory_lines(run: PlannedRun) -> list[str]:
 
 
 def activation_lines(run: PlannedRun) -> list[str]:
-    """What each part of the model keeps from forward to backward, at the stage that needs most, and the logits."""
+    """Return what each part of the model keeps from forward to backward, and the logits, at the heaviest stage."""
     stage, training = run.heaviest_stage(), run.config.training
     parts = activation_bytes(
         run.config.model,
@@ -211,6 +212,9 @@ def activation_lines(run: PlannedRun) -> list[str]:
 
 def shard_lines(run: PlannedRun, expects_shards: bool = False) -> Iterator[str]:
     """Describe the shards: contents, sufficiency, downloads and cache of each node."""
+    if run.uncounted is not None:
+        yield f"warning: {run.uncounted} [{run.uncounted.code}]"
+        return
     manifests: list[Manifest | None] = []
     for url in run.config.data_sets:
         try:
@@ -229,7 +233,7 @@ def shard_lines(run: PlannedRun, expects_shards: bool = False) -> Iterator[str]:
 def reading_lines(manifests: Sequence[Manifest], cache_bytes: int) -> Iterator[str]:
     """Describe downloads and cache of a node for remote shards; the same on any number of nodes.
 
-    A rank takes a slice of every global batch, and a batch holds rows of a window of shards (`trainer/data/order.py`):
+    A rank takes a slice of every global batch, and a batch has rows of a window of shards (`trainer/data/order.py`):
     so each node reads every shard in every epoch, and keeps the window that is read and the next.
     """
     train, held_out = (
@@ -251,5 +255,5 @@ def reading_lines(manifests: Sequence[Manifest], cache_bytes: int) -> Iterator[s
 
 
 def windows_bytes(manifest: Manifest) -> int:
-    """The most bytes that the train shards of two windows have together."""
+    """Return the largest number of bytes that the train shards of two windows have together."""
     return sum(sorted(shard.bytes for shard in manifest.train.shards)[-2 * WINDOW_SHARDS :])

@@ -1,4 +1,4 @@
-"""What a check before a run finds."""
+"""Findings of the checks before a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found: a short name of what was looked at, what was seen, and the remedy where it is not well."""
+    """A result of a check: the name of the check, what it found, and the remedy unless the level is ok."""
 
     level: Level
     name: str
@@ -25,7 +25,7 @@ class Finding:
 
 
 def guarded(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    """The findings of a check; an error that the user can fix is one too."""
+    """Return the findings of a check; a `UserError` of the check is one of them."""
     findings: list[Finding] = []
     try:
         findings.extend(check())

@@ -1,4 +1,4 @@
-"""The hosts of a run: DeepSpeed's hostfile, and whether they are reached by ssh, alike, and fast enough together."""
+"""The hosts of a run: DeepSpeed's hostfile, and checks of ssh, versions, clocks, shared folders and bandwidth."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class HostAnswer:
 
 
 def check_hosts(hosts: Sequence[str], config: RunConfig) -> Iterator[Finding]:
-    """That each host lets us in by ssh, has the same versions and time, and sees the same folders."""
+    """Check that each host accepts ssh, has the same versions and time, and sees the same folders."""
     here = [sys.version.split()[0], *(importlib.metadata.version(package) for package in PACKAGES)]
     local_shards = [url for url in config.data_sets if not is_remote(url)]
     there = nearest_folder(Path(config.output_dir).absolute())
@@ -131,7 +131,7 @@ def check_hosts(hosts: Sequence[str], config: RunConfig) -> Iterator[Finding]:
 def judge_host(
     host: str, answer: HostAnswer | str, here: list[str], shared: Path, local_shards: list[str], has_store: bool
 ) -> Finding:
-    """What a host's answer means for the run."""
+    """Return the finding about a host's answer."""
     if isinstance(answer, str):
         text = f"{host}: {answer}; 'ssh {host} {sys.executable} --version' must work without a password"
         return Finding("fail", "host", text)
@@ -155,7 +155,7 @@ def judge_host(
 
 
 def ask_host(host: str, paths: Sequence[str] = ()) -> HostAnswer | str:
-    """A host's answer to `PROBE`, or what went wrong."""
+    """Return a host's answer to `PROBE`, or a text that says what went wrong."""
     before = time.time()
     try:
         done = _ssh(host, [sys.executable, "-c", PROBE, *paths], SSH_SECONDS)
@@ -173,7 +173,7 @@ def ask_host(host: str, paths: Sequence[str] = ()) -> HostAnswer | str:
 
 
 def check_forwarding(hosts: Sequence[str], device_type: str) -> Iterator[Finding]:
-    """What the deepspeed launcher hands to the ranks of other hosts, and what it must not."""
+    """Check which variables the deepspeed launcher forwards to the ranks of other hosts, and that none is a secret."""
     if shutil.which("pdsh") is None:
         yield Finding("fail", "pdsh", "not found, and 'deepspeed --hostfile' needs it to start the ranks; install pdsh")
     problems = environment_file_problems()
@@ -201,7 +201,7 @@ def check_forwarding(hosts: Sequence[str], device_type: str) -> Iterator[Finding
 
 
 def environment_file_problems() -> list[str]:
-    """Lines on which the launcher's reader of `.deepspeed_env` would fail."""
+    """Return the lines on which the launcher's reader of `.deepspeed_env` would fail, with the reason."""
     problems = []
     for path in _environment_files():
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
@@ -213,7 +213,7 @@ def environment_file_problems() -> list[str]:
 
 
 def check_collective_of_hosts(hosts: dict[str, int], address: str | None, device_type: str) -> Iterator[Finding]:
-    """All-reduce between all ranks of all hosts, and its bandwidth."""
+    """Measure an all-reduce between all ranks of all hosts."""
     backend = "nccl" if device_type == "cuda" else "gloo"
     address = address or _address_of(next(iter(hosts)))
     if address is None:
@@ -253,7 +253,7 @@ def _check_keep_alive(host: str) -> Iterator[Finding]:
 
 
 def _address_of(host: str) -> str | None:
-    """As the deepspeed launcher finds it."""
+    """Return the first address of a host, as the deepspeed launcher does; None if the host does not answer."""
     done = _ssh(host, ["hostname", "-I"], SSH_SECONDS)
     return done.stdout.split()[0] if done.returncode == 0 and done.stdout.split() else None
 

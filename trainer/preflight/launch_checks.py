@@ -28,7 +28,7 @@ SECRET_REMEDY = (
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A process that this one comes from: its number, words and working folder."""
+    """A process above this one: its number, the words of its command line and its working folder."""
 
     pid: int
     words: tuple[str, ...]
@@ -76,7 +76,7 @@ def check_starters() -> None:
 
 
 def exposure(processes: Iterable[Ancestor]) -> str | None:
-    """In words, the first of the processes that has a secret of the environment in its arguments."""
+    """Describe the first process with a secret of the environment in its arguments; None if there is none."""
     for process in processes:
         for name in exposed(process.words, environment_now()):
             return (
@@ -87,7 +87,7 @@ def exposure(processes: Iterable[Ancestor]) -> str | None:
 
 
 def starters(above: Sequence[Ancestor]) -> Iterator[Ancestor]:
-    """The processes of this host that began the launch.py among `above` and those of other hosts: pdsh and its ssh."""
+    """Yield pdsh and its ssh, if this host has them: they started the `launch.py` among `above` and on other hosts."""
     launch = next((process.words for process in above if "deepspeed.launcher.launch" in process.words), ())
     marks = [word for word in launch if word.startswith(("--world_info=", "--master_port="))]
     known = {1, *(process.pid for process in above)}
@@ -112,7 +112,7 @@ def missing_hostfile(process: Ancestor) -> str | None:
 
 
 def hostfile_of(words: Sequence[str]) -> str | None:
-    """What follows --hostfile in the words of a deepspeed launcher, before the script that it starts."""
+    """Return the value of --hostfile before the script in the words of a deepspeed launcher; None without one."""
     if not any(word == "deepspeed.launcher.runner" or Path(word).name == "deepspeed" for word in words[:4]):
         return None
     for word, following in zip(words, [*words[1:], ""], strict=True):

@@ -26,7 +26,6 @@ from data_prep.base.terminal import counted
 from data_prep.base.urls import has_password
 from data_prep.dataset.manifest import read_manifest
 from trainer.checkpoint.format import list_steps
-from trainer.checkpoint.initial_weights import look_at_initial_weights
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
@@ -60,7 +59,7 @@ CHECKPOINT_BYTES_PER_PARAMETER = 12
 
 
 def check_batches(run: PlannedRun) -> Iterator[Finding]:
-    """The batch arithmetic of every stage, and the padding rows of a ramp-up."""
+    """Report the batch arithmetic of every stage, and the padding rows of a ramp-up."""
     for stage in run.config.stages:
         arithmetic = batch_arithmetic(stage, run.world_size)
         prefix = f"{stage.label}: " if len(run.config.stages) > 1 else ""
@@ -69,12 +68,12 @@ def check_batches(run: PlannedRun) -> Iterator[Finding]:
             yield Finding("warn", "batch", f"{prefix}{arithmetic}; {remedy}")
         else:
             yield Finding("ok", "batch", f"{prefix}{arithmetic}")
-        if stage.batch_warmup is not None and stage.taken_steps:
+        if stage.batch_warmup is not None and stage.taken_steps and run.uncounted is None:
             yield _check_batch_warmup(stage, run.world_size, prefix)
 
 
 def _check_batch_warmup(stage: Stage, world_size: int, prefix: str) -> Finding:
-    """The padding rows of the ramp-up: their share of its batches, and of all that the stage computes."""
+    """Report the padding rows of a ramp-up: their share of its batches, and of all rows that the stage computes."""
     sizes = batch_sizes(stage, world_size)
     starts = [min(start, stage.taken_steps) for start, _ in sizes]
     rows, computed = [size.global_rows for _, size in sizes], [size.computed_rows for _, size in sizes]
@@ -95,18 +94,18 @@ def _check_batch_warmup(stage: Stage, world_size: int, prefix: str) -> Finding:
 
 
 def check_memory(run: PlannedRun) -> Iterator[Finding]:
-    """The estimate for a rank at the stage that needs most, against what its device has."""
+    """Compare the estimated memory of a rank, at the stage that needs most, with the memory of its device."""
     parts = run.on_device(run.memory_in_stage(run.heaviest_stage()))
     needed, largest = sum(parts.values()), max(parts, key=lambda name: parts[name])
-    there = device_memory_bytes(run.device, run.world_size) if run.gpu is None else run.gpu.memory_bytes
-    level: Level = "ok" if needed <= NOTABLE_MEMORY * there else "warn" if needed <= there else "fail"
+    memory = device_memory_bytes(run.device, run.world_size) if run.gpu is None else run.gpu.memory_bytes
+    level: Level = "ok" if needed <= NOTABLE_MEMORY * memory else "warn" if needed <= memory else "fail"
     rest = f"per rank at ZeRO {run.config.zero.stage}, most of it {largest} ({TENSORS_ONLY})"
     if run.gpu is None:
-        text = f"about {needed / GIB:.1f} GiB of {there / GIB:.1f} {rest}"
+        text = f"about {needed / GIB:.1f} GiB of {memory / GIB:.1f} {rest}"
     else:
         answer = {"ok": "fits", "warn": "may not fit", "fail": "does not fit"}[level]
         text = f"{answer}: {needed / GIB:.{0 if needed > 10 * GIB else 1}f} of {run.gpu.label} GB {rest}"
-    yield Finding(level, "memory", text + ("" if level == "ok" else f"; {_remedy(run, NOTABLE_MEMORY * there)}"))
+    yield Finding(level, "memory", text + ("" if level == "ok" else f"; {_remedy(run, NOTABLE_MEMORY * memory)}"))
 
 
 def _remedy(run: PlannedRun, limit: float) -> str:
@@ -117,35 +116,34 @@ def _remedy(run: PlannedRun, limit: float) -> str:
 
 
 def check_disk(run: PlannedRun) -> Iterator[Finding]:
-    """That `output_dir` can be written, and holds the checkpoints that are kept at once, one more being written."""
+    """Check that `output_dir` can be written, and has room for all kept checkpoints and one that is being written."""
     folder = Path(run.config.output_dir).absolute()
-    there = nearest_folder(folder)
-    if not os.path.isdir(there):
-        yield Finding("fail", "disk", f"{there} is not a directory; set output_dir to another one than {folder}")
+    nearest = nearest_folder(folder)
+    if not os.path.isdir(nearest):
+        yield Finding("fail", "disk", f"{nearest} is not a directory; set output_dir to another one than {folder}")
         return
     try:
-        with probe_file(there):
+        with probe_file(nearest):
             pass
     except OSError as error:
-        yield Finding(
-            "fail", "disk", f"{there} cannot be written ({error.strerror}); set output_dir to another directory"
-        )
+        text = f"{nearest} cannot be written ({error.strerror}); set output_dir to another directory"
+        yield Finding("fail", "disk", text)
         return
-    yield _check_room(run, folder, shutil.disk_usage(there).free)
+    yield _check_room(run, folder, shutil.disk_usage(nearest).free)
 
 
 def check_clock(config: RunConfig) -> Iterator[Finding]:
-    """This machine's clock against that of the disk of `output_dir`: stores refuse requests that are minutes off."""
-    there = nearest_folder(Path(config.output_dir).absolute())
+    """Compare this clock with that of the disk of `output_dir`: stores refuse requests that are minutes off."""
+    folder = nearest_folder(Path(config.output_dir).absolute())
     try:
-        with probe_file(there) as probe:
+        with probe_file(folder) as probe:
             skew = abs(time.time() - probe.stat().st_mtime)
     except OSError as error:
-        yield Finding("warn", "clock", f"cannot compare: {there} cannot be written ({error.strerror})")
+        yield Finding("warn", "clock", f"cannot compare: {folder} cannot be written ({error.strerror})")
         return
     level: Level = "ok" if skew <= LARGEST_SKEW_SECONDS else "warn"
     remedy = "" if level == "ok" else "; synchronize the clocks with a time server"
-    yield Finding(level, "clock", f"differs by {skew:.1f} s from that of {there}{remedy}")
+    yield Finding(level, "clock", f"differs by {skew:.1f} s from that of {folder}{remedy}")
 
 
 def _check_room(run: PlannedRun, folder: Path, free: int) -> Finding:
@@ -173,10 +171,10 @@ def nearest_folder(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def probe_file(folder: Path) -> Iterator[Path]:
-    """An empty file that was just written into the folder and is removed again.
+    """Write an empty file into the folder, and remove it afterwards.
 
     Raises:
-        OSError: it cannot be written; the mode of a folder does not tell, for root and on disks of other machines.
+        OSError: the file cannot be written; the mode of a folder does not show that to root and on remote disks.
     """
     probe = folder / f".clozeworks-doctor-{secrets.token_hex(4)}"
     probe.touch()
@@ -187,7 +185,7 @@ def probe_file(folder: Path) -> Iterator[Path]:
 
 
 def check_speed_of_precision(config: RunConfig, device_type: str) -> Iterator[Finding]:
-    """Whether this processor is faster in another precision than the run's."""
+    """Compare the run's precision with the fastest one of this processor."""
     precision = config.training.precision
     if device_type != "cpu":
         yield Finding("ok", "precision", f"{precision} on {device_type}")
@@ -205,7 +203,7 @@ def check_speed_of_precision(config: RunConfig, device_type: str) -> Iterator[Fi
 
 
 def device_memory_bytes(device: torch.device, world_size: int) -> int:
-    """What one rank may use: its GPU, or its share of this machine's memory."""
+    """Return the bytes of memory that one rank may use: its GPU's, or its share of this machine's."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     local = local_world_size() or world_size
@@ -213,26 +211,25 @@ def device_memory_bytes(device: torch.device, world_size: int) -> int:
 
 
 def check_secrets(words: Sequence[str]) -> Iterator[Finding]:
-    """That no word of a command line holds a password, which `ps` shows to every user of the machine."""
+    """Check that no word of a command line has a password, which `ps` shows to every user of the machine."""
     names = [word.partition("=")[0] for word in words if has_password(word)]
     if names:
-        text = (
-            f"{', '.join(names)} on the command line has a password, which `ps` shows to all users; write it into the "
-        )
-        yield Finding("fail", "secrets", text + "YAML file, or into ~/.mlflow/credentials or ~/.aws/credentials")
+        text = f"{', '.join(names)} on the command line has a password, which `ps` shows to all users"
+        remedy = "write it into the YAML file, or into ~/.mlflow/credentials or ~/.aws/credentials"
+        yield Finding("fail", "secrets", f"{text}; {remedy}")
     else:
         yield Finding("ok", "secrets", "none on the command line")
 
 
 def check_op_cache() -> Iterator[Finding]:
-    """A lock that a killed build left makes every later one wait for ever."""
+    """Find locks of killed builds, for which every later build would wait forever."""
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or extensions_folder())
     locks = [lock for lock in folder.glob("**/lock") if lock.is_file()] if folder.is_dir() else []
-    held = open_files() if locks else set()
-    abandoned = [lock for lock in locks if str(lock.resolve()) not in held]
+    in_use = open_files() if locks else set()
+    abandoned = [lock for lock in locks if str(lock.resolve()) not in in_use]
     for lock in abandoned:
         age = time.time() - lock.stat().st_mtime
-        text = f"{lock} is {age / 60:.0f} minutes old and held by no process of this machine: "
+        text = f"{lock} is {age / 60:.0f} minutes old and open in no process of this machine: "
         if age > STALE_LOCK_SECONDS:
             text += "left by a killed build; remove it, or the next build waits forever"
             yield Finding("fail", "op cache", text)
@@ -243,7 +240,7 @@ def check_op_cache() -> Iterator[Finding]:
 
 
 def open_files() -> set[str]:
-    """The files that processes of this machine hold open, as far as this user may see them."""
+    """Return the paths of files that processes of this machine have open, as far as this user may see them."""
     paths: set[str] = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
@@ -252,15 +249,15 @@ def open_files() -> set[str]:
 
 
 def check_descriptors(world_size: int) -> Iterator[Finding]:
-    """Whether the process that owns the ranks' store may open enough sockets; a start raises the soft limit itself."""
-    there, needed = raise_descriptor_limit(), DESCRIPTORS_PER_RANK * world_size
-    if there != resource.RLIM_INFINITY and there < needed:
-        text = (
-            f"{counted(world_size, 'rank')} need {needed:,} open files in one process, and the hard limit is {there:,}"
-        )
+    """Check how many sockets the process that owns the ranks' store may open; a start raises the soft limit itself."""
+    limit, needed = raise_descriptor_limit(), DESCRIPTORS_PER_RANK * world_size
+    is_unlimited = limit == resource.RLIM_INFINITY
+    if limit < needed and not is_unlimited:
+        ranks = counted(world_size, "rank")
+        text = f"{ranks} need {needed:,} open files in one process, and the hard limit is {limit:,}"
         yield Finding("fail", "open files", f"{text}; raise it (ulimit -Hn, or nofile in /etc/security/limits.conf)")
     else:
-        yield Finding("ok", "open files", f"up to {'any number' if there == resource.RLIM_INFINITY else f'{there:,}'}")
+        yield Finding("ok", "open files", f"up to {'any number' if is_unlimited else f'{limit:,}'}")
 
 
 def refuse_compilation(config: RunConfig, device: torch.device) -> None:
@@ -279,7 +276,7 @@ def refuse_compilation(config: RunConfig, device: torch.device) -> None:
 
 
 def check_compiler(run: PlannedRun) -> Iterator[Finding]:
-    """What torch.compile needs, the only part of a run that compiles: Triton on a GPU, a C++ compiler on the CPU."""
+    """Find what torch.compile needs: Triton on a GPU, a C++ compiler on the CPU; nothing else in a run compiles."""
     wanted, device_type = run.config.training.compile, run.device.type
     if device_type != run.device_type:
         yield Finding("ok", "compiler", "not checked: this host has no GPU")
@@ -302,21 +299,21 @@ def check_device(run: PlannedRun) -> None:
     """Check that the device supports the precision, and that DeepSpeed accepts its sections.
 
     Raises:
-        UsageError: one of them is not so.
+        UsageError: the device or DeepSpeed does not.
     """
     check_precision(run.config, run.device_type)
     check_values(run.config, run.world_size, run.device.type)  # DeepSpeed looks for the device of this host
 
 
 def describe_device(run: PlannedRun) -> Iterator[Finding]:
-    """Precision, ZeRO stage and device of a run whose settings DeepSpeed accepts."""
+    """Report precision, ZeRO stage and device of a run whose settings DeepSpeed accepts."""
     given = ", with settings of its own" if run.config.deepspeed else ""
     precision, zero_stage = run.config.training.precision, run.config.zero.stage
     yield Finding("ok", "deepspeed", f"{precision} at ZeRO {zero_stage} on {run.device_type}{given}")
 
 
 def check_initial_weights(run: PlannedRun) -> Iterator[Finding]:
-    """That the initial weights exist and fit the model, and the tokenizer of the shards if they can be read."""
+    """Check that the initial weights exist and fit the model, and the tokenizer of the shards if these can be read."""
     config = run.config
     if config.init_from is None:
         return
@@ -328,12 +325,14 @@ def check_initial_weights(run: PlannedRun) -> Iterator[Finding]:
         fingerprint = read_manifest(config.data_sets[0]).tokenizer.fingerprint
     except UserError:  # the check of the data reports it
         fingerprint = None
+    from trainer.checkpoint.initial_weights import look_at_initial_weights
+
     find_folder = partial(run.outside.look_at_model, config.init_from, config.tracking.uri)
     for line in look_at_initial_weights(config.model, config.init_from, find_folder, fingerprint):
         yield Finding("ok", "init_from", line)
 
 
 def estimate_time(run: PlannedRun) -> Iterator[Finding]:
-    """Time and cost of the whole run, if its speed was measured."""
+    """Report time and cost of the whole run, if its speed was measured."""
     nothing = "unknown, as no speed was measured; give --tokens-per-second N, or --benchmark FILE"
     yield Finding("ok", "estimate", run.describe_time() or nothing)

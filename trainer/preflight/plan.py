@@ -16,15 +16,15 @@ from typing import Protocol
 
 import torch
 
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.terminal import counted, long_duration
-from trainer.checkpoint.data_version import open_data
+from trainer.checkpoint.data_version import open_data, with_epochs_counted
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import EvaluationSettings
 from trainer.config.schedule import global_batch_sizes
-from trainer.config.stages import Stage
+from trainer.config.stages import Stage, epochs_of, with_steps
 from trainer.config.training_settings import ZeroStage
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.process_group import device_type
@@ -46,11 +46,11 @@ class Gpu:
     """A kind of GPU, which need not be in this machine."""
 
     label: int
-    """Its memory as NVIDIA names it, in GB (of 2^30 bytes)."""
+    """Memory in the name of the product, in GB (of 2^30 bytes)."""
     memory_bytes: int
-    """What PyTorch finds of it."""
+    """Memory that PyTorch reports."""
     device: str
-    """A part of its device's name that no other kind has."""
+    """A part of the device's name that no other kind has."""
 
 
 GPUS = {
@@ -81,7 +81,7 @@ class Speed:
 
 
 class Outside(Protocol):
-    """What checks use of the packages that training does not import; `trainer/api.py` has it."""
+    """Checks by packages that training does not import; `trainer/api.py` provides them."""
 
     def look_at_model(self, source: str, tracking_uri: str | None) -> Path | None:
         """Return the checked folder of a model, perhaps without its weights; None: it exists and is not downloaded.
@@ -105,15 +105,17 @@ class PlannedRun:
     config: RunConfig
     world_size: int
     device: torch.device
-    """Of this machine."""
+    """Device of this machine."""
     outside: Outside
     allow_change: bool = False
     """Whether the run resumes although a setting changed that makes it another run."""
     is_first: bool = True
-    """Whether rank 0 checks."""
+    """Whether this process is rank 0."""
     gpu: Gpu | None = None
     """The device of every rank, if it is not that of this machine."""
     speed: Speed | None = None
+    uncounted: UserError | None = None
+    """Why the epochs of the run could not be counted; its stages then have one step each."""
 
     @property
     def device_type(self) -> str:
@@ -229,14 +231,22 @@ def plan_run(
 ) -> PlannedRun:
     """Return the plan of a run that need not start on this machine; without a number of ranks, one for each GPU here.
 
+    Epochs are counted; `PlannedRun.uncounted` is the reason if the data do not allow it.
+
     Raises:
         UserError: there is no such GPU or benchmark, or the throughput is none.
     """
     device, of_ranks = torch.device(device_type(), 0), gpu_named(gpu)
+    uncounted: UserError | None = None
+    try:
+        config = with_epochs_counted(config)
+    except UserError as error:
+        uncounted = error
+        config = with_steps(config, dict.fromkeys(epochs_of(config.training), 1))
     config = with_own_precision(config, "cuda" if of_ranks is not None else device.type)
     num_here = torch.cuda.device_count() if device.type == "cuda" else 1
     speed = measured_speed(config, tokens_per_second, benchmark, of_ranks)
-    return PlannedRun(config, world_size or num_here, device, outside, gpu=of_ranks, speed=speed)
+    return PlannedRun(config, world_size or num_here, device, outside, gpu=of_ranks, speed=speed, uncounted=uncounted)
 
 
 def batch_sizes(stage: Stage, world_size: int) -> list[tuple[int, BatchArithmetic]]:

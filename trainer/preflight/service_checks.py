@@ -94,7 +94,7 @@ def describe_elsewhere(experiments: Sequence[tuple[str, Path]], uri: str) -> str
 
 
 def check_store(config: RunConfig) -> Iterator[Finding]:
-    """That the checkpoint store takes, gives and removes a small file."""
+    """Check that a small file can be written to the checkpoint store, read back and removed."""
     url = config.checkpoint.upload_to
     if url is None:
         yield Finding("ok", "store", "not configured (checkpoint.upload_to)")
@@ -117,7 +117,7 @@ def check_store(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_collective(world_size: int, device_type: str) -> Iterator[Finding]:
-    """All-reduce between processes of this machine, at most one for each of its GPUs, and its bandwidth."""
+    """Measure an all-reduce between processes of this machine, at most one for each of its GPUs."""
     backend = "nccl" if device_type == "cuda" else "gloo"
     world_size = min(world_size, torch.cuda.device_count() if device_type == "cuda" else MAX_SPAWNED_RANKS)
     if world_size < 2:
@@ -135,7 +135,7 @@ def check_collective(world_size: int, device_type: str) -> Iterator[Finding]:
 
 
 def judge_collective(done: Sequence[subprocess.CompletedProcess[str]], who: str, prefix: str = "") -> Finding:
-    """What the launchers of a collective printed: the measurement of rank 0, or the error of one that failed."""
+    """Report the measurement that rank 0 printed, or the error of the first launcher that failed."""
     results = [line for one in done for line in one.stdout.splitlines() if line.startswith("{")]
     if results and all(one.returncode == 0 for one in done):
         return Finding("ok", "collective", prefix + describe_bandwidth(json.loads(results[-1])))

@@ -1,41 +1,55 @@
 """Evaluation on the valid shards, with masks fixed by seed: the same tasks every time, on any number of ranks.
 
-Figures are counted by source and by length, and everything else is a sum of these. A length is that of the text which
-a prediction is made from: the tokens of its sequence (a document's piece in its row, or the two halves of a sentence
-pair), without special tokens. Micro-batch by micro-batch the losses are the same on any number of ranks; their sum in
-float64 depends on its order in the last bits alone.
+Figures are counted by source and by length, and the others are sums of these. The length of a prediction is the number
+of tokens in its sequence, without special tokens: the part of a document in a row, or the two halves of a sentence
+pair. The losses of each micro-batch are the same on any number of ranks; only the last bits of their sum in float64
+depend on the order of the additions.
+
+Whether two scores compare depends on facts about an evaluation, which `facts_of_run` collects
+(`trainer/config/comparability.py`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.config.measurements import OWN_MASKED_LM, WORDS, objectives_measured
-from trainer.config.objective_settings import MASKED_LM
+from data_prep.dataset.manifest_records import ShardRecord
+from trainer.config.custom_code import MASKING, OBJECTIVE
+from trainer.config.measurements import OWN_MASKED_LM, WORDS, Measurement, measurements_of, objectives_measured
+from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS
 from trainer.config.run_settings import EvaluationSettings
+from trainer.config.stages import Stage
 from trainer.data.evaluation_batches import EvaluationBatch, Origins
+from trainer.data.hidden_words import HiddenWords
+from trainer.data.packing import num_document_rows
+from trainer.data.shard_set import ShardSet
 from trainer.distributed.process_group import Ranks, all_reduce_sum
 from trainer.engine.engine import Engine
 from trainer.objectives.objective import Objective, Scores, seed_micro_batch
 
+if TYPE_CHECKING:
+    from trainer.validation.minimal_pairs import MinimalPairs
+
 MAX_SOURCES = 50
-"""Sources with figures of their own, those with most predictions; the others are reported together, as `OTHERS`."""
+"""Number of sources with figures of their own: those with most predictions. `OTHERS` has the rest together."""
 OTHERS = "others"
 
 
 class Totals:
-    """Sums over the valid split by source and by length, and how a metric is made of them."""
+    """Sums over the valid split by source and by length, and the metrics that follow from them."""
 
     def __init__(
         self, objectives: Mapping[str, Objective], num_sources: int, length_bounds: Sequence[int], device: torch.device
     ) -> None:
-        """`objectives` by name."""
+        """Begin at 0; `objectives` are by name."""
         self._names = {name: (f"{objective.metric}_", objective.values) for name, objective in objectives.items()}
         if MASKED_LM in self._names:
             self._names[OWN_MASKED_LM] = (f"own_{self._names[MASKED_LM][0]}", ("loss",))
@@ -48,9 +62,9 @@ class Totals:
         self._bounds = torch.tensor(length_bounds, device=device)
         shape = (num_sources, len(length_bounds) + 1, sum(widths))
         self._sums = torch.zeros(shape, dtype=torch.float64, device=device)
-        """(num_sources, num_lengths, columns): of all that is measured its values, and the number of predictions."""
+        """(num_sources, num_lengths, columns): the values of each measurement, then its number of predictions."""
         self._words = torch.zeros(3, dtype=torch.float64, device=device)
-        """Of hidden words: loss, words, bytes."""
+        """Loss, number and bytes of hidden words."""
 
     def add(self, batch: EvaluationBatch, scores: Mapping[str, Scores]) -> None:
         """Add a micro-batch; `scores` are those of `objectives_measured(batch.metrics)` by name."""
@@ -64,11 +78,13 @@ class Totals:
         micro, starts = batch.batch, batch.batch.cu_seqlens.long()
         sequences = torch.searchsorted(starts, scores.positions, right=True) - 1
         ends = starts[sequences + 1]
-        num_special = 2 + micro.token_type_ids[ends - 1]  # a pair has a [SEP] more, and ends in its segment B
+        num_special = 2 + micro.token_type_ids[ends - 1]  # a pair has one more [SEP], and ends in segment B
         lengths = ends - starts[sequences] - num_special
         sources, num_lengths = batch.origins[scores.positions], self._sums.shape[1]
         firsts = batch.origins[(starts[sequences] + 1).clamp(max=len(batch.origins) - 1)]
-        sources = torch.where(sources < 0, firsts, sources).clamp(min=0)  # of a special token, as its sequence has it
+        sources = torch.where(sources < 0, firsts, sources).clamp(
+            min=0
+        )  # a special token has the source of its sequence
         groups = sources * num_lengths + torch.bucketize(lengths, self._bounds, right=True)
         rows = [scores.values[value].double() for value in self._names[name][1]]
         values = torch.stack([*rows, torch.ones_like(rows[0])])  # (columns, N)
@@ -86,7 +102,7 @@ class Totals:
         self._sums, self._words = total[:-3].view(self._sums.shape), total[-3:]
 
     def metrics(self, origins: Origins) -> dict[str, float]:
-        """Return the means by name; without those for which nothing was predicted."""
+        """Return the means by name, without those over no prediction."""
         by_source, by_length = self._sums.sum(1), self._sums.sum(0)
         metrics = self._figures("valid", by_source.sum(0)) | _figures_of_words(self._words)
         for name, sums in zip(length_names(self._length_bounds), by_length, strict=True):
@@ -125,15 +141,21 @@ def evaluate(
     origins: Origins,
     settings: EvaluationSettings,
 ) -> dict[str, float]:
-    """Metrics over all ranks by name: `valid/mlm_loss` (nats), `valid/mlm_accuracy`, `valid/mlm_accuracy_top5`,
-    `valid/mlm_perplexity`, with sentence pairs `valid/pair_loss` and `valid/pair_accuracy`, what the user's own
-    objectives measure, and where the run trains on other rows or masks `valid/own_mlm_loss`; the same under
-    `valid/length/A-B/`, and under `valid/source/NAME/` and `valid/component/NAME/` where there are several.
-    `trainer/config/measurements.py` says what each is measured on. Of hidden words (`trainer/data/hidden_words.py`)
-    `valid/word_bits_per_byte`, with their number and bytes.
+    """Return the metrics over all ranks by name; every rank must give the same number of batches.
 
-    Every rank must give the same number of batches. Dropout is off. Logits are made for predicted positions alone.
-    Random numbers, which only a user's objective draws, follow from the number of the micro-batch in its measurement.
+    | metrics                                                                | measured                              |
+    |------------------------------------------------------------------------|---------------------------------------|
+    | `valid/mlm_loss` (nats), `_accuracy`, `_accuracy_top5`, `_perplexity`  | with the objective masked_lm          |
+    | `valid/pair_loss`, `valid/pair_accuracy`                               | with sentence pairs                   |
+    | `valid/METRIC_VALUE`                                                   | with an objective of the user's       |
+    | `valid/own_mlm_loss`                                                   | if the run trains other rows or masks |
+    | `valid/word_bits_per_byte`, `valid/word_count`, `valid/word_bytes`     | on hidden words                       |
+
+    All but those of hidden words are also under `valid/length/A-B/`, and under `valid/source/NAME/` and
+    `valid/component/NAME/` if there are several. `trainer/config/measurements.py` defines the rows of each.
+
+    Dropout is off, and logits are computed for predicted positions alone. Random numbers, which only a user's objective
+    draws, follow from the number of the micro-batch in its measurement.
     """
     totals = Totals(objectives, len(origins.names), settings.length_bounds, ranks.device)
     engine.eval()
@@ -161,13 +183,13 @@ def _figures_of_words(sums: torch.Tensor) -> dict[str, float]:
 
 
 def length_names(bounds: Sequence[int]) -> list[str]:
-    """The names of the lengths that the bounds part: of (128, 256) they are 0-127, 128-255 and 256-up."""
+    """Return the names of the ranges of lengths: for (128, 256) they are 0-127, 128-255 and 256-up."""
     lows = [0, *bounds]
     return [f"{low}-{high - 1}" for low, high in zip(lows, lows[1:], strict=False)] + [f"{lows[-1]}-up"]
 
 
 def metric_names(names: Sequence[str]) -> list[str]:
-    """Each name as MLflow takes it in a metric's name, and the next free number behind one that is taken."""
+    """Return names that MLflow accepts in the name of a metric; a name that is taken gets the next free number."""
     metrics: list[str] = []
     taken = {OTHERS}
     for name in names:
@@ -179,5 +201,74 @@ def metric_names(names: Sequence[str]) -> list[str]:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), infinite where that overflows."""
+    """Return exp(loss), or infinity if it overflows."""
     return math.exp(loss) if loss < 700 else math.inf
+
+
+def facts_of_run(
+    stage: Stage, shard_sets: Sequence[ShardSet], words: HiddenWords | None, minimal_pairs: MinimalPairs | None
+) -> dict[str, str]:
+    """Return the facts about an evaluation in the stage: settings, valid split and tokenizer by name."""
+    measurements = measurements_of(stage)
+    common = measurements[0]
+    facts = {
+        "mlm_probability": f"{common.data.mlm_probability:g}",
+        "mask_unit": common.data.mask_unit,
+        "seed": str(common.seed),
+        "sequence_length": str(common.shape.sequence_length),
+        "rows": str(num_rows(common, shard_sets)),
+        "valid_split": valid_digest(shard_sets),
+        "tokenizer": shard_sets[0].manifest.tokenizer.fingerprint,
+    }
+    own = {each.name: each.settings for each in stage.objectives_of_run if each.is_own}
+    for each in measurements:
+        if SENTENCE_PAIRS in each.metrics:
+            facts["sentence_pairs"] = each.data.sentence_pairs
+        if each.metrics & {OWN_MASKED_LM, *own}:
+            facts["own"] = _described(each)
+    if own:
+        described = (f"{name} {OBJECTIVE.version(name)[:12]} {sorted(own[name].items())}" for name in own)
+        facts["objectives"] = ", ".join(described)
+    if words is not None and words.num_rows:
+        facts["words"] = words.digest
+    if minimal_pairs is not None:
+        facts["minimal_pairs"] = minimal_pairs.digest
+    return facts
+
+
+def valid_digest(shard_sets: Sequence[ShardSet]) -> str:
+    """Return the sha256 of the valid shards that evaluations read, in any order of the data sets."""
+    shards = sorted(record.sha256 for record in _measured_shards(shard_sets))
+    return hashlib.sha256("".join(shards).encode()).hexdigest()
+
+
+def num_rows(measurement: Measurement, shard_sets: Sequence[ShardSet]) -> int:
+    """Return the number of rows without sentence pairs that a measurement reads."""
+    length, limit = measurement.shape.sequence_length, measurement.max_tokens
+    records = _measured_shards(shard_sets)
+    rows = sum(num_document_rows(record.tokens, record.documents, length) for record in records if record.documents)
+    return rows if limit is None else min(rows, max(1, limit // length))
+
+
+def _measured_shards(shard_sets: Sequence[ShardSet]) -> list[ShardRecord]:
+    return [
+        record
+        for shard_set, damaged in ((each, each.damaged) for each in shard_sets)
+        for record in shard_set.manifest.valid.shards
+        if record.name not in damaged
+    ]
+
+
+def _described(measurement: Measurement) -> str:
+    data = measurement.data
+    values: tuple[str, ...] = (
+        f"rate {data.evaluated_mlm_probability:g}",
+        f"unit {data.mask_unit}" + (f" of {data.mean_span_words:g} words" if data.mask_unit == "span" else ""),
+        f"masked {data.mask_share:g}",
+        f"random {data.random_share:g}",
+        f"length {measurement.shape.sequence_length}",
+        f"pairs {data.sentence_pairs}" + (f" ({data.short_seq_probability:g})" if data.has_sentence_pairs else ""),
+    )
+    if data.masking is not None:
+        values += (f"masking {data.masking} of version {MASKING.version(data.masking)}",)
+    return ", ".join(values)

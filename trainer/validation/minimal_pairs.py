@@ -1,9 +1,9 @@
-"""Minimal pairs while a model is trained: scored by the engine, in micro-batches of the stage's shape.
+"""Minimal pairs during training: the engine scores them in micro-batches of the stage's shape.
 
-A row holds as many masked copies of one length as fit, each a sequence of its own, so that no further graph is
+A row has as many masked copies of one length as fit, each as a sequence of its own, so that no further graph is
 compiled. The pairs and the stage alone decide which copies share a micro-batch. Ranks take the micro-batches in turn,
 and the sums over ranks are exact, because one rank scores each copy. No random number is drawn and no gradient is
-computed: the run's losses are bitwise those of a run without minimal pairs.
+computed, so the losses of a run do not depend on minimal pairs, bit by bit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PREFIX = "valid/minimal_pairs"
 
 @dataclass(frozen=True)
 class MinimalPairs:
-    """The pairs of a folder, encoded once by the run's tokenizer."""
+    """The pairs of a folder, encoded by the run's tokenizer."""
 
     encoded: EncodedPairs
     pad_token_id: int
@@ -55,10 +55,12 @@ class MinimalPairs:
         mark: Callable[[str], None] = lambda doing: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
-        """Shares of right pairs by metric name: `valid/minimal_pairs_accuracy`, and by field where files name them.
+        """Return the shares of right pairs by metric name: of all, and by field if files name fields; a collective.
 
-        All ranks call it alike. `mark` is called before each micro-batch, and `should_stop`, the same on all ranks:
-        nothing is returned after it was true.
+        Args:
+            mark: called before each micro-batch.
+            should_stop: called before each micro-batch, with the same answer on all ranks; once true, the result is
+                empty.
         """
         encoded, length = self.encoded, stage.sequence_length
         log_likelihoods = torch.zeros(encoded.num_copies, dtype=torch.float64, device=ranks.device)
@@ -92,7 +94,7 @@ class MinimalPairs:
         filled[:num_copies] = copies.input_ids
         rows = np.full((num_rows, row), self.pad_token_id)
         rows[:, : per_row * length] = filled.reshape(num_rows, -1)
-        # What is left of a row behind its last copy is a sequence, too.
+        # The rest of a row after its last copy is a sequence too.
         starts = np.arange(0, num_rows * row, row)[:, None] + np.arange(0, row, length)
         masked, labels = np.zeros(len(filled), np.int64), np.full(len(filled), IGNORED)
         masked[:num_copies] = starts[:, :per_row].ravel()[:num_copies] + copies.positions
@@ -100,14 +102,13 @@ class MinimalPairs:
         return Batch.of_sequences(rows.ravel(), starts.ravel(), row, masked, labels, pad_token_id=self.pad_token_id)
 
 
-def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | None:
-    """The minimal pairs of `evaluation.minimal_pairs`, encoded; None where it is not set.
+def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs:
+    """Read and encode the minimal pairs of `evaluation.minimal_pairs`, which is set.
 
     Raises:
         UserError: they cannot be read, or a sentence has no token or is longer than the shortest row of the run.
     """
-    if config.evaluation.minimal_pairs is None:
-        return None
+    assert config.evaluation.minimal_pairs is not None, "the caller looks"
     tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_set))
     shortest = min(stage.sequence_length for stage in config.stages)
     return open_minimal_pairs(config.evaluation.minimal_pairs, tokenizer, shortest)

@@ -110,6 +110,7 @@ def test_settings_of_earlier_releases_have_the_steps_that_they_had(
         ("schedule={warmup_ratio: 0.5, warmup_steps: 5}", "schedule.warmup=5"),
         (f"schedule={{{STABLE}, decay_ratio: 0.29}}", f"schedule={{{STABLE}, decay_duration: 29%}}"),
         (f"schedule={{{STABLE}, decay_steps: 5}}", f"schedule={{{STABLE}, decay_duration: 5}}"),
+        (f"schedule={{{STABLE}, decay_ratio: 0.29, decay_steps: 0}}", f"schedule={{{STABLE}, decay_duration: 29%}}"),
         (f"training.batch_warmup={{{RAMP}, steps: 5}}", f"training.batch_warmup={{{RAMP}, duration: 5 steps}}"),
         (f"training.batch_warmup={{{RAMP}, tokens: 99}}", f"training.batch_warmup={{{RAMP}, duration: 99 tokens}}"),
     ],
@@ -120,6 +121,19 @@ def test_a_setting_of_an_earlier_release_equals_the_duration(earlier: str, today
     assert config.stages == settings_of(RunConfig, *RUN, today).stages
     (tmp_path / "kept.yaml").write_text(yaml_of(config))
     assert load_config(tmp_path / "kept.yaml") == config == validated(RunConfig, config.model_dump(mode="json"))
+
+
+@pytest.mark.parametrize("names", [["decay_steps"], ["decay_tokens"], ["decay_steps", "decay_tokens"]])
+def test_a_decay_of_0_steps_says_as_little_in_an_override_as_in_a_file(names: list[str], tmp_path: Path) -> None:
+    """A share beside it counts, as in files and checkpoints of earlier releases; without one there is no decay."""
+    (tmp_path / "share.yaml").write_text(f"base: {tmp_path}/run.yaml\nschedule: {{{STABLE}, decay_ratio: 0.25}}\n")
+    (tmp_path / "today.yaml").write_text(f"base: {tmp_path}/run.yaml\nschedule: {{{STABLE}, decay_duration: 25%}}\n")
+    (tmp_path / "run.yaml").write_text(yaml_of(settings_of(RunConfig, *RUN)))
+    zeros = [f"schedule.{name}=0" for name in names]
+    assert load_config(tmp_path / "share.yaml", zeros).schedule.decay_duration == Duration(0.25, "share")
+    assert load_config(tmp_path / "today.yaml", zeros).schedule.decay_duration == Duration(0)
+    in_order = [f"schedule={{{STABLE}}}", "schedule.decay_ratio=0.25", *zeros]
+    assert settings_of(RunConfig, *RUN, *in_order).schedule.decay_duration == Duration(0.25, "share")
 
 
 def test_the_lengths_of_stages_are_tokens_or_steps_by_either_name() -> None:
@@ -200,5 +214,6 @@ def test_a_wrong_duration_is_refused_by_the_name_that_was_written(written: str, 
 def test_the_length_of_a_run_may_be_tokens_without_stages_and_with_them() -> None:
     tokens = "training.duration=1000 tokens"
     assert settings_of(RunConfig, *SIZES, tokens).max_steps == 32  # of 32 tokens, rounded up
-    assert settings_of(RunConfig, *SIZES, tokens, "training.stages=[{steps: 40}]").steps_by_stage == (32,)
+    (stage,) = settings_of(RunConfig, *SIZES, tokens, "training.stages=[{steps: 40}]").stages
+    assert stage.taken_steps == 32
     assert StageSettings(tokens=5).duration == Duration(5, "tokens")

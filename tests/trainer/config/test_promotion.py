@@ -78,12 +78,12 @@ def test_a_version_is_compared_with_the_one_under_the_alias() -> None:
 
 def test_a_first_version_is_promoted_while_no_version_holds_the_alias() -> None:
     decision = judge(parse_conditions("loss < champion"), {"loss": 9.0}, {"champion": None}, "champion")
-    assert decision.is_met and decision.reasons == ("no version holds the alias champion yet",)
+    assert decision.is_met and decision.reasons == ("no version has the alias champion yet",)
 
 
 def test_a_missing_alias_in_the_condition_blocks_a_promotion_to_another() -> None:
     decision = judge(parse_conditions("loss < champio"), {"loss": 9.0}, {"champio": None}, "champion")
-    assert not decision.is_met and decision.reasons == ("no version holds the alias champio yet",)
+    assert not decision.is_met and decision.reasons == ("no version has the alias champio yet",)
 
 
 @pytest.mark.parametrize(

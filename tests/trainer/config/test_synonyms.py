@@ -4,11 +4,11 @@ import pytest
 
 from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import PreparationConfig
+from tests.generated_pages import names_of_other_projects
 from tests.support.error_codes import coded
 from tests.support.settings import names_of, settings_of
-from trainer.config.load import load_config
-from trainer.config.run_config import RunConfig
-from trainer.config.synonyms import _IN_STAGE, explain_synonym, markdown_table, synonyms
+from trainer.config.run_config import RunConfig, load_config
+from trainer.config.synonyms import _IN_STAGE, explain_synonym, synonyms
 
 SETTINGS = set(names_of(RunConfig)) | set(names_of(PreparationConfig))
 REQUIRED = ["output_dir=x", "data.shards=y", "training.max_steps=1"]
@@ -173,8 +173,8 @@ def test_options_with_dashes_and_other_values_than_scalars_are_understood():
     assert explain_synonym("nonsense", 1) is None
 
 
-def test_the_markdown_table_has_a_line_for_each_row_and_four_columns():
-    lines = list(markdown_table())
+def test_the_table_of_names_has_a_line_for_each_row_and_four_columns():
+    lines = list(names_of_other_projects())
     assert len(lines) == len(synonyms()) + 2
     assert all(line.replace("\\|", "").count("|") == 5 for line in lines)
 

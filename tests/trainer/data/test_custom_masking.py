@@ -37,7 +37,7 @@ from trainer.data.randomness import fold, root_key, uniform
 from trainer.data.shard_set import open_shard_set
 from trainer.preflight.checks import CHECKS
 from trainer.preflight.plan import PlannedRun
-from trainer.validation.facts import facts_of_run
+from trainer.validation.loss import facts_of_run
 
 NAME = "tests.support.toy_masking:four_letters"
 VOCAB_SIZE = 100

@@ -15,7 +15,7 @@ from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches, origins_of
 from trainer.data.samples import SampleSpace
 from trainer.data.shard_set import open_shard_set
-from trainer.validation.facts import valid_digest
+from trainer.validation.loss import valid_digest
 
 STAGE = StageShape(steps=1, sequence_length=32, micro_batch_tokens=4 * 32, global_batch_tokens=4 * 32)
 SOURCES = ("books", "web", "letters")

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from tests.support.follower_jobs import Jobs, complete, states, wait_for
+from tests.support.toy_run import preset_config
 from tests.support.tracked_runs import Warnings
+from trainer.api import EXTENSIONS
 from trainer.checkpoint.format import step_folder
 from trainer.checkpoint.late_scores import read_late_scores
 from trainer.config.run_config import RunConfig
@@ -319,3 +321,21 @@ def test_a_failing_run_ends_its_follower(jobs: Jobs) -> None:
 
 
 assert jobs_module.STOP_SECONDS == 10.0, "as trainer/README.md says"
+
+
+@pytest.mark.parametrize(
+    ("setting", "note", "is_opened"),
+    [
+        ("training.seed=0", None, False),
+        ("training.seed=0", "jobs.jsonl", True),
+        ("training.seed=0", "registered.jsonl", True),
+        ("registry.name=birds", None, True),
+    ],
+)
+def test_a_run_without_jobs_now_and_before_has_no_follower(
+    setting: str, note: str | None, is_opened: bool, tmp_path: Path
+) -> None:
+    if note is not None:
+        (tmp_path / note).touch()
+    config = preset_config(setting, output_dir=tmp_path)
+    assert (EXTENSIONS.open_follower(config, print, print) is not None) is is_opened

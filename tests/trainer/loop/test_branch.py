@@ -7,7 +7,7 @@ import pytest
 from data_prep.base.errors import UserError
 from trainer.checkpoint.format import TrainState
 from trainer.data.sample_range import Branch
-from trainer.loop.branch import begun, is_on
+from trainer.loop.start import begun, is_on
 
 
 def test_a_branch_is_recorded_in_the_state_and_found_again():

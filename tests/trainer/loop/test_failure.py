@@ -16,7 +16,7 @@ from trainer.checkpoint.writer import ALONE
 from trainer.distributed.exit import EndedByAnother
 from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.process_group import Ranks
-from trainer.loop.failure import Failure
+from trainer.loop.train import Failure
 from trainer.tracking import status as status_module
 from trainer.tracking.process_identity import own_identity
 from trainer.tracking.status import RunStatus, read_history, read_status, record_end, write_status
@@ -31,7 +31,9 @@ class Failing:
         self.watchdog: Any = SimpleNamespace(on_exit=None)
         self.stop_signal: Any = SimpleNamespace(on_forced_end=None)
         self.log_file = LogFile(folder / "logs" / "rank-0.log", "rank 0")
-        self.failure = Failure(folder, ranks, self.watchdog, self.stop_signal, self.log_file)
+        self.failure = Failure(
+            folder, ranks, self.watchdog, self.stop_signal, self.log_file, lambda: self.did.append("ended")
+        )
         if ranks.is_first:
             self.failure.status = RunStatus(folder, lambda error: None)
         if is_set_up:
@@ -126,7 +128,7 @@ def test_an_end_from_another_thread_is_recorded_at_once_and_waits_for_nothing(
     end("no rank made progress")
     status = read_status(tmp_path)
     assert status is not None and (status.state, status.cause) == ("failed", "no rank made progress")
-    assert failing.did == []
+    assert failing.did == ["ended"]
 
 
 def test_rank_1_records_the_loss_of_rank_0_and_nothing_else(begin: Callable[..., Failing], tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from trainer.config.objective_settings import objectives_of
 from trainer.data.sample_range import SampleRange
 from trainer.distributed.process_group import Ranks
 from trainer.loop import reporter as module
-from trainer.loop.reporter import Recorder, Reporter
-from trainer.loop.step import GlobalCounts, StepResult
+from trainer.loop.reporter import Reporter
+from trainer.loop.step import GlobalCounts, Recorder, StepResult
 from trainer.metrics.health import Health
 from trainer.objectives.build import build_objectives
 from trainer.tracking.status import RunStatus, read_history, read_status

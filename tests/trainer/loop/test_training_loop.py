@@ -32,8 +32,7 @@ from trainer.loop import pair_counting
 from trainer.loop import step as step_module
 from trainer.loop import training_loop as loop
 from trainer.loop.checkpoints import Checkpoints, Progress
-from trainer.loop.reporter import Recorder
-from trainer.loop.step import StepResult
+from trainer.loop.step import Recorder, StepResult
 from trainer.metrics.health import NonFiniteSteps
 from trainer.objectives.build import build_objectives
 from trainer.objectives.objective import StageObjectives

@@ -67,14 +67,14 @@ class PublishedFamily(Family, ABC):
     """Name in publications."""
     masked_lm_class: ClassVar[str]
     pairs_class: ClassVar[str | None] = None
-    """The class with a head for sentence pairs too; None: a model with that head cannot be exported."""
+    """The class with a head for sentence pairs too; None if a model with that head cannot be exported."""
 
     modules: ClassVar[Mapping[str, str]]
     """Name in transformers by our name, for modules outside of the blocks."""
     blocks: ClassVar[str]
     """Name of the list of blocks in transformers."""
     block_modules: ClassVar[Mapping[str, tuple[str, ...]]]
-    """The same for modules within a block; a matrix that is several there is cut along its rows."""
+    """Names in transformers by our name, for modules within a block: several names for a matrix that is cut by rows."""
 
     def tensor_names(self, name: str) -> list[str]:
         """Return the names of our parameter `name` in transformers: several for a matrix or bias that is cut."""
@@ -96,3 +96,13 @@ class PublishedFamily(Family, ABC):
 
         An option that `ModelSettings` cannot express is the value of the nearest setting, so that it is a difference.
         """
+
+
+class Custom(Family):
+    """A family that starts from the options of BERT, fixes none and guarantees no export.
+
+    Such a model trains, is evaluated and fills masks here. If its options are those of a published family, it is
+    exported as a model of that family.
+    """
+
+    name = "custom"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ModernBert(PublishedFamily):
-    """It has neither token types nor a head for sentence pairs; the defaults are of its section 2.1 and table 4."""
+    """ModernBERT has neither token types nor a head for sentence pairs; defaults: section 2.1 and table 4."""
 
     name = "modernbert"
     title = "ModernBERT"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from trainer.config.families.bert import Bert
-from trainer.config.families.custom import Custom
-from trainer.config.families.family import Family, PublishedFamily
+from trainer.config.families.family import Custom, Family, PublishedFamily
 from trainer.config.families.modernbert import ModernBert
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (Bert(), ModernBert(), Custom())}
