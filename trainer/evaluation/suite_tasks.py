@@ -24,7 +24,7 @@ from data_prep.base.registries import Registry
 from data_prep.base.settings import Settings
 from data_prep.base.source_digest import check_module_unchanged, module_digest
 from trainer.config.setting_types import Probability
-from trainer.finetuning.labeled_tables import check_columns, check_readable
+from trainer.finetuning.tables import check_columns, check_readable
 from trainer.finetuning.task_data import task_of_columns
 from trainer.finetuning.tasks import TaskName, choosing_metric
 from trainer.inference.preprocessor import SHORTEST

@@ -15,8 +15,8 @@ import numpy as np
 from scipy.special import softmax
 
 from trainer.finetuning.examples import Examples, text_of
-from trainer.finetuning.labeled_tables import is_missing
 from trainer.finetuning.scores import answer_f1, answer_scores
+from trainer.finetuning.tables import is_missing
 from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction, Outputs, Predictions, Task, num_longer
 from trainer.inference.preprocessor import Preprocessor, Row
 

@@ -12,7 +12,7 @@ from data_prep.base.load_settings import validate_settings
 from trainer.config.registry_settings import check_names
 from trainer.config.run_settings import TrackingSettings
 from trainer.finetuning.examples import Columns
-from trainer.finetuning.labeled_tables import check_readable
+from trainer.finetuning.tables import check_readable
 from trainer.finetuning.task_data import Files, read_task, task_of_columns
 from trainer.finetuning.tasks import TASK_NAMES, TaskName, choosing_metric
 from trainer.inference.preprocessor import SHORTEST

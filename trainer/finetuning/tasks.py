@@ -18,8 +18,8 @@ from scipy.special import softmax
 
 from data_prep.base.errors import UsageError
 from trainer.finetuning.examples import Examples, text_of
-from trainer.finetuning.labeled_tables import is_missing
 from trainer.finetuning.scores import classification_scores, tagging_scores
+from trainer.finetuning.tables import is_missing
 from trainer.inference.preprocessor import Preprocessor, Row
 
 TaskName = Literal["classification", "pair_classification", "regression", "token_classification", "question_answering"]
@@ -312,7 +312,7 @@ def _items(cell: Any, what: str) -> list[Any]:
     if isinstance(cell, np.ndarray):
         return list(cell.tolist())
     if not isinstance(cell, list):
-        raise ValueError(f"the cell holds a {type(cell).__name__}, and this task reads a list of {what}, or a text")
+        raise ValueError(f"the cell contains a {type(cell).__name__}, and this task reads a list of {what}, or a text")
     return cell
 
 

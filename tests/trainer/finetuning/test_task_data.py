@@ -117,7 +117,7 @@ def test_a_cell_that_is_no_text_is_refused_by_its_row(tmp_path: Path, cell: obje
         ("token_classification", ["O", None], "word 2 has no tag"),
         ("token_classification", [float("nan"), "O"], "word 1 has no tag"),
         ("token_classification", ["O", " "], "word 2 has no tag"),
-        ("token_classification", ["O", ["x"]], "the cell holds a list"),
+        ("token_classification", ["O", ["x"]], "the cell contains a list"),
         ("token_classification", ["O", "B-\ud800"], "half a surrogate pair"),
         ("token_classification", "O B-\ud800", "half a surrogate pair"),
         ("token_classification", 5, "a int, and this task reads a list of tags"),
