@@ -14,7 +14,6 @@ import transformers
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
-from trainer.finetuning.comparison import Comparison
 from trainer.finetuning.examples import Columns, Examples
 from trainer.finetuning.experiment import Best, Experiment, VariantResult, run_variant
 from trainer.finetuning.experiment_runs import ExperimentRuns
@@ -22,6 +21,7 @@ from trainer.finetuning.finetune_settings import FinetuneSettings
 from trainer.finetuning.fit import order
 from trainer.finetuning.fitted_model import FitFacts, FittedModel, save_fitted_model
 from trainer.finetuning.regression_task import RegressionTask, last_layer, mean_and_deviation
+from trainer.finetuning.report import Comparison
 from trainer.finetuning.scores import regression_scores
 from trainer.finetuning.task_data import Files, TaskData, data_lines, encode_task, make_task, read_task
 from trainer.finetuning.tasks import choosing_metric

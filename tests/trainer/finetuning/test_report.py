@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainer.finetuning.comparison import Comparison
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Fit, VariantResult
+from trainer.finetuning.report import Comparison
 from trainer.finetuning.task_data import Part, TaskData, make_task
 from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction
 
