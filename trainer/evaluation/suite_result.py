@@ -1,4 +1,4 @@
-"""What a suite found: metrics by job, and their table for people, for programs and for MLflow."""
+"""The results of a suite: metrics by job, as a table for people, for programs and for MLflow."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ class SuiteResult:
     failures: Mapping[Job, str] = field(default_factory=dict)
 
     def scores(self, task: str) -> dict[int, float]:
-        """Score of each seed: the mean of the metrics that the suite reports."""
+        """Return the score of each seed: the mean of the metrics that the suite reports."""
         names = self.plan.suite.tasks[task].metrics
         done = {job.seed: self.metrics[job] for job in self.plan.of(task) if job in self.metrics}
         return {seed: fmean(values[name] for name in names) for seed, values in done.items()}
 
     @property
     def is_complete(self) -> bool:
-        """Whether every job has a result."""
         return all(job in self.metrics for job in self.plan.jobs)
 
     @property
     def average(self) -> float | None:
-        """Mean of the tasks' mean scores; None while a task has no complete result."""
+        """The mean of the mean scores of the tasks; None while a job has no result."""
         return fmean(fmean(self.scores(task).values()) for task in self.plan.suite.tasks) if self.is_complete else None
 
     @property
@@ -55,12 +54,12 @@ class SuiteResult:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the scores depend on but the model (`trainer/config/comparability.py`)."""
+        """Everything but the model that the scores depend on (`trainer/config/comparability.py`)."""
         return {f"suite.{self.plan.suite.name}": self.plan.digest}
 
 
 def report_lines(result: SuiteResult) -> Iterator[str]:
-    """The table: a row per task with the mean and standard deviation over seeds of its score and its metrics."""
+    """Yield the table: a row per task with mean and standard deviation over seeds of the score and the metrics."""
     suite = result.plan.suite
     rows = [("task", "seeds", "score", "metrics")]
     for task, entry in suite.tasks.items():
@@ -87,7 +86,7 @@ def report_lines(result: SuiteResult) -> Iterator[str]:
 
 
 def as_json(result: SuiteResult) -> dict[str, Any]:
-    """For programs: the average, and by task the scores and metrics of every seed."""
+    """Return the average, and by task the scores and metrics of every seed, for programs."""
     suite = result.plan.suite
     return {
         "suite": suite.name,
