@@ -10,8 +10,6 @@ import torch
 
 from data_prep.base.errors import UserError
 from data_prep.base.progress import Progress
-from data_prep.text.cleaning import replace_surrogates
-from data_prep.tokenizer.untrusted_file import library_errors
 from trainer.data.batch import Batch
 from trainer.data.minimal_pairs import (
     EncodedPairs,
@@ -23,7 +21,7 @@ from trainer.data.minimal_pairs import (
 )
 from trainer.distributed.allocator import keep_freed_memory
 from trainer.inference.checkpoint_model import CheckpointMaskedLM
-from trainer.inference.fill_mask import FillMask, mask_reader
+from trainer.inference.fill_mask import FillMask, TextEncoder
 from trainer.objectives.pretraining import PretrainingModel
 
 if TYPE_CHECKING:
@@ -111,17 +109,10 @@ class SentenceEncoder:
     """Encodes sentences as the tokenizer does, and records which tokens are no special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        self._backend = mask_reader(tokenizer) if tokenizer.is_fast else None
+        self._encode = TextEncoder(tokenizer)
 
     def __call__(self, text: str) -> EncodedSentence:
-        if self._backend is not None:
-            with library_errors(self._tokenizer.name_or_path):
-                encoded = self._backend.encode(replace_surrogates(text))
-            ids, special = encoded.ids, encoded.special_tokens_mask
-        else:
-            values = self._tokenizer(text, return_special_tokens_mask=True)
-            ids, special = values["input_ids"], values["special_tokens_mask"]
+        ids, special = self._encode(text)
         return EncodedSentence(np.array(ids, np.int64), np.flatnonzero(np.array(special) == 0))
 
 

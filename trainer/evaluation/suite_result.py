@@ -11,6 +11,7 @@ from data_prep.base.errors import UserError
 from data_prep.base.table import aligned
 from trainer.evaluation.suite_plan import Job, Plan
 from trainer.evaluation.suite_tasks import BASELINE
+from trainer.finetuning.scores import figure, figure_of_seeds
 
 
 class SuiteFailed(UserError):
@@ -65,13 +66,13 @@ def report_lines(result: SuiteResult) -> Iterator[str]:
     for task, entry in suite.tasks.items():
         jobs = result.plan.of(task)
         done = [result.metrics[job] for job in jobs if job in result.metrics]
-        parts = [
-            f"{name} {_mean_and_spread([values[name] for values in done])}{_yardstick(done, name)}"
-            for name in entry.metrics
-        ]
         seeds = str(len(jobs)) if len(done) == len(jobs) else f"{len(done)} of {len(jobs)}"
-        score = _mean_and_spread(list(result.scores(task).values()))
-        rows.append((task, seeds, score, ", ".join(parts) if done else "missing"))
+        score = metrics = "missing"
+        if done:
+            score = figure_of_seeds([*result.scores(task).values()])
+            by_name = {name: figure_of_seeds([values[name] for values in done]) for name in entry.metrics}
+            metrics = ", ".join(f"{name} {text}{_yardstick(done, name)}" for name, text in by_name.items())
+        rows.append((task, seeds, score, metrics))
     average = result.average
     if len(suite.tasks) > 1:
         rows.append(
@@ -122,10 +123,4 @@ def check_complete(result: SuiteResult) -> None:
 def _yardstick(done: Sequence[Mapping[str, float]], name: str) -> str:
     """Return the baseline of a metric in parentheses, if the task's function has one."""
     values = [each[f"{BASELINE}{name}"] for each in done if f"{BASELINE}{name}" in each]
-    return f" (baseline {fmean(values):.4f})" if values else ""
-
-
-def _mean_and_spread(values: Sequence[float]) -> str:
-    if not values:
-        return "missing"
-    return f"{fmean(values):.4f} ± {stdev(values):.4f}" if len(values) > 1 else f"{fmean(values):.4f}"
+    return f" (baseline {figure(fmean(values))})" if values else ""

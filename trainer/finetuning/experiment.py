@@ -88,9 +88,13 @@ class VariantResult:
     def best(self, metric: str) -> Fit:
         return max(self.fits, key=lambda one: order(one.valid_scores, metric))
 
+    def scores(self, metric: str) -> list[float]:
+        """Return the score of each seed."""
+        return [one.scores[metric] for one in self.fits]
+
     def mean_and_spread(self, metric: str) -> tuple[float, float]:
         """Return mean and standard deviation over the seeds; 0 is the deviation of one seed."""
-        values = [one.scores[metric] for one in self.fits]
+        values = self.scores(metric)
         return fmean(values), stdev(values) if len(values) > 1 else 0.0
 
 

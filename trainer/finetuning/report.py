@@ -19,6 +19,7 @@ from data_prep.base.terminal import counted, duration
 from trainer.finetuning.experiment import Experiment, Fit, VariantResult, make_model
 from trainer.finetuning.fit import groups_by_length, sign_of
 from trainer.finetuning.frozen import encoder_taken_out, store_hidden_states
+from trainer.finetuning.scores import figure, figure_of_seeds
 from trainer.finetuning.task_data import TaskData, data_lines
 from trainer.finetuning.tasks import ExamplePrediction
 from trainer.inference.fill_mask import shorten
@@ -118,7 +119,7 @@ class Comparison:
         yield _row("variant", "rate", task.metrics)
         by_score = -sign_of(self.metric)
         for result in sorted(self.results, key=lambda one: by_score * one.mean_and_spread(self.metric)[0]):
-            cells = [_mean_and_spread(result, metric) for metric in task.metrics]
+            cells = [figure_of_seeds(result.scores(metric)) for metric in task.metrics]
             yield _row(result.variant, f"{result.learning_rate:g}", cells)
         scores = self.data.reported_baseline
         yield _row(task.baseline_name, "-", [figure(scores[metric]) for metric in task.metrics])
@@ -157,7 +158,7 @@ class Comparison:
 
     def progress_line(self, result: VariantResult) -> str:
         """Return the score of a variant, whose fits are complete, in one line."""
-        score = f"{result.variant}: {self.metric} {_mean_and_spread(result, self.metric)}"
+        score = f"{result.variant}: {self.metric} {figure_of_seeds(result.scores(self.metric))}"
         yardstick = f"{self.data.task.baseline_name} {figure(self.data.reported_baseline[self.metric])}"
         seconds = duration(sum(one.seconds for one in result.fits))
         return f"{score} ({yardstick}); {counted(len(result.fits), 'chosen fit')} in {seconds}"
@@ -297,16 +298,6 @@ def _seconds_per_step(model: PreTrainedModel, batches: list[list[Row]], collate:
 
 def _row(name: str, rate: str, cells: Sequence[str]) -> str:
     return f"{name:<9}{rate:>9}" + "".join(f"{cell:>18}" for cell in cells)
-
-
-def _mean_and_spread(result: VariantResult, metric: str) -> str:
-    mean, spread = result.mean_and_spread(metric)
-    return f"{figure(mean)} ± {figure(spread)}" if len(result.fits) > 1 else figure(mean)
-
-
-def figure(value: float) -> str:
-    """Return a score with four decimals, or with three digits: an error in the unit of labels can have any size."""
-    return f"{value:.4f}" if value == 0.0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
 
 
 def _edge(result: VariantResult) -> str:

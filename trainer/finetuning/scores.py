@@ -8,6 +8,7 @@ import string
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,17 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, precision_recall_fscore_support
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def figure(value: float) -> str:
+    """Return a score with four decimals, or with three digits: an error in the unit of labels can have any size."""
+    return f"{value:.4f}" if value == 0.0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
+
+
+def figure_of_seeds(values: Sequence[float]) -> str:
+    """Return the mean of a score over seeds, and the standard deviation if there are several."""
+    mean = figure(fmean(values))
+    return f"{mean} ± {figure(stdev(values))}" if len(values) > 1 else mean
 
 
 class Entity(NamedTuple):

@@ -115,7 +115,7 @@ class FillMask:
             )
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self._backend = mask_reader(tokenizer) if tokenizer.is_fast else None
+        self._encode = TextEncoder(tokenizer)
         vocabulary = tokenizer.get_vocab()
         self._word_start = word_start_of(vocabulary)
         self._word_ids = sorted(set(vocabulary.values()) - set(tokenizer.all_special_ids))  # they may have holes
@@ -162,7 +162,7 @@ class FillMask:
         (text,) = checked_texts([text])
         text = text if self.mask_token == MASK_TOKEN else text.replace(MASK_TOKEN, self.mask_token)
         with quiet_transformers():  # it warns of every text that is longer than the model takes
-            body, full = self._ids(text, add_special_tokens=False), self._ids(text)
+            (body, _), (full, _) = self._encode(text, add_special_tokens=False), self._encode(text)
         positions = [position for position, token in enumerate(body) if token == self.tokenizer.mask_token_id]
         if not positions:
             raise UsageError(
@@ -185,7 +185,7 @@ class FillMask:
 
     def is_one_piece(self, word: str) -> bool:
         """Return whether the word is one token of the vocabulary, so that one mask can be filled with it."""
-        ids = self._ids(word, add_special_tokens=False)
+        ids, _ = self._encode(word, add_special_tokens=False)
         return len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids
 
     def is_content_word(self, word: str) -> bool:
@@ -194,14 +194,6 @@ class FillMask:
         Vocabularies of BPE and WordPiece are sorted by frequency, so their first words count as function words.
         """
         return word.casefold() not in self._function_words and (len(word) > 3 or not word.isascii())
-
-    def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        text = replace_surrogates(text)  # as in preparation
-        with library_errors(self.tokenizer.name_or_path):
-            if self._backend is not None:
-                return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-            ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-            return ids
 
     def _candidates(self, logits: Any, top_k: int) -> tuple[Candidate, ...]:
         """Return the likeliest tokens by `logits` (vocab_size,), but no special tokens or padding of the vocabulary."""
@@ -249,6 +241,24 @@ def _load_masked_model(folder: Path) -> tuple[MaskedModel, PreTrainedTokenizerBa
     model, missing = load_pretrained("AutoModelForMaskedLM", folder, "a masked language model")
     refuse_random_weights(missing, folder, "a masked language model")
     return model, tokenizer
+
+
+class TextEncoder:
+    """Encodes texts as a tokenizer does, except that a fast one reads them with `mask_reader`."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._backend = mask_reader(tokenizer) if tokenizer.is_fast else None
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
+        """Return the ids, and for each id 1 if it is an added special token, else 0."""
+        text = replace_surrogates(text)  # as in preparation
+        with library_errors(self._tokenizer.name_or_path):
+            if self._backend is not None:
+                encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
+                return encoded.ids, encoded.special_tokens_mask
+            values = self._tokenizer(text, add_special_tokens=add_special_tokens, return_special_tokens_mask=True)
+            return values["input_ids"], values["special_tokens_mask"]
 
 
 def mask_reader(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
