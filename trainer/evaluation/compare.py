@@ -4,7 +4,7 @@ A group is a recipe with one or more seeds. Scores whose facts differ (`trainer/
 compared. The interval of a difference comes from the seeds: if both groups have the same seeds, from the differences of
 equal seeds (a paired t interval), else from both groups (Welch 1947). The accuracy of minimal pairs also has an
 interval over the pairs, which are resampled together for both groups. It shows how well the pairs separate
-two models; the seeds show how well two recipes are separated.
+two models; the interval over seeds shows how well two recipes are separated.
 """
 
 from __future__ import annotations

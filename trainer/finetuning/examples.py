@@ -58,7 +58,7 @@ class Examples:
         return sum(isinstance(text, str) and "\t" in text and "\n" in text for text in texts)
 
     def warnings(self, lacking: str) -> Iterator[str]:
-        """Yield warnings about rows that were left out, and that look joined; a row left out has `lacking`."""
+        """Yield warnings about rows that look joined or were left out; `lacking` is the effect, such as "no vector"."""
         if self.bad_rows:
             first, reason = next(iter(self.bad_rows.items()))
             yield f"warning: {lacking} for {listed_rows([*self.bad_rows])} (row {first:,}, {reason})"

@@ -40,7 +40,7 @@ class StoredEncoder(torch.nn.Module):
 
 @contextmanager
 def encoder_taken_out(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """Replace the encoder within the block: the model reads stored hidden states as `inputs_embeds`, into its head."""
+    """Replace the encoder within the block: the model reads stored hidden states, as `inputs_embeds`."""
     encoder = model.base_model
     stand_in = StoredEncoder(getattr(encoder, "pooler", None)).to(model.device)
     setattr(model, model.base_model_prefix, stand_in)

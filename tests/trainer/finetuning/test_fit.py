@@ -121,7 +121,7 @@ def test_an_encoder_with_missing_weights_is_not_fitted_as_pretrained(setting: Ex
 
 
 @pytest.mark.long
-def test_a_frozen_encoder_is_not_touched_and_its_head_is(setting: Experiment) -> None:
+def test_a_frozen_fit_changes_only_the_head(setting: Experiment) -> None:
     before = make_model(setting, "full", 0).state_dict()
     kept: list[torch.nn.Module] = []
     run_variant(setting, "frozen", silent, lambda model, one: kept.append(model))

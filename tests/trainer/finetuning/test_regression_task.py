@@ -210,7 +210,7 @@ def test_a_constant_valid_set_leaves_the_choice_of_the_epoch_to_the_loss(
     assert one.best_epoch == 1 + losses.index(min(losses)) and one.valid_scores["spearman"] == 0.0
 
 
-def test_the_error_can_select_and_lower_is_better() -> None:
+def test_rmse_can_select_and_lower_is_better() -> None:
     assert choosing_metric(RegressionTask(), None) == "spearman" and choosing_metric(RegressionTask(), "rmse") == "rmse"
     epochs = [{"rmse": 2.0, "spearman": 0.9, "loss": 1.0}, {"rmse": 1.0, "spearman": 0.8, "loss": 1.0}]
     assert max(epochs, key=lambda one: order(one, "rmse")) is epochs[1]

@@ -1,4 +1,4 @@
-"""What a comparison shows people: the variants by the metric that chose."""
+"""Reports: variants are sorted by the metric that selected, and fits that learned nothing are warned of."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ ROWS = {"text": ["a cat", 'said "no"', "été"], "label": ["1", "0", "1"]}
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
+def test_a_written_table_is_read_back(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"table{suffix}"
     write_table(pandas.DataFrame(ROWS), path)
     table = read_table(path)
@@ -55,7 +55,7 @@ def test_lists_of_parquet_are_words_in_a_tsv(tmp_path: Path) -> None:
     assert (tmp_path / "table.tsv").read_text() == "words\ttags\na cat\tO B-X\n"
 
 
-def test_rows_of_parquet_go_by_their_order_whatever_index_they_were_saved_with(tmp_path: Path) -> None:
+def test_rows_of_parquet_keep_their_order_with_any_stored_index(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     table = pandas.DataFrame(ROWS, index=[2, 0, 1])
     for name, columns in ((None, ["text", "label"]), ("id", ["text", "label", "id"]), ("text", ["text", "label"])):
@@ -117,7 +117,7 @@ def test_a_file_that_is_no_table_is_reported(tmp_path: Path, name: str, content:
         read_table(path)
 
 
-def test_wrong_names_are_answered_with_those_that_are_there(tmp_path: Path) -> None:
+def test_missing_files_types_and_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=".tsv, .csv", check=coded("unsupported-file-type")):
         read_table(tmp_path / "table.xlsx")
     with pytest.raises(UserError, check=coded("missing-path")):

@@ -1,4 +1,4 @@
-"""What is refused of labeled files, and how one file is cut: each example in one part, classes in proportion."""
+"""Errors of labeled files, and the split of one file: each example in one part, classes in proportion."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_classes_keep_their_proportion() -> None:
         assert Counter(groups[place] for place in part) == {"a": a, "b": b}
 
 
-def test_the_seed_decides_and_nothing_else() -> None:
+def test_only_the_seed_determines_a_split() -> None:
     groups = ["a", "b"] * 50
     assert split(groups, [0.2], 1) == split(groups, [0.2], 1) != split(groups, [0.2], 2)
 
@@ -241,7 +241,7 @@ def test_the_seed_decides_and_nothing_else() -> None:
     fractions=st.lists(st.floats(0.05, 0.3), max_size=3),
     seed=st.integers(0, 99),
 )
-def test_nothing_is_lost_and_nothing_comes_twice(groups: list[str], fractions: list[float], seed: int) -> None:
+def test_every_example_is_in_exactly_one_part(groups: list[str], fractions: list[float], seed: int) -> None:
     parts = split(groups, fractions, seed)
     assert sorted(place for part in parts for place in part) == list(range(len(groups)))
     assert {groups[place] for place in parts[0]} == set(groups)  # training has an example of every class

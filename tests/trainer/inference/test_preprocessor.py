@@ -30,7 +30,7 @@ def tokenizer_of(length: Any) -> Any:
     return SimpleNamespace(name_or_path="m", model_max_length=length)
 
 
-def test_the_positions_of_robertas_kin_start_behind_the_padding() -> None:
+def test_positions_of_roberta_models_start_after_the_padding_id() -> None:
     sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
     config = transformers.RobertaConfig(**sizes, num_attention_heads=2, max_position_embeddings=66)
     longest = max_length(config, tokenizer_of(10**30))
