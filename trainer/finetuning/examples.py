@@ -125,7 +125,8 @@ def _bad_cells(path: Path, name: str, wrong: dict[int, str], num_rows: int, quot
     if empty:
         unquoted = "; if quotation marks are plain characters, add --no-quoting"
         return UsageError(
-            f"{path} has {len(empty):,} rows of {num_rows:,} without a value in column {name!r}: {listed_rows(empty)}",
+            f"{path} has {counted(len(empty), 'row')} of {num_rows:,} without a value in column {name!r}: "
+            f"{listed_rows(empty)}",
             fix=f"fill them in or remove them{unquoted if quoting and has_quoted_cells(path) else ''}",
             code="empty-cells",
         )

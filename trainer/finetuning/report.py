@@ -191,10 +191,10 @@ class Comparison:
         run.log_artifact("curves.png", picture)
 
     def _length_lines(self, fits: Sequence[Fit]) -> Iterator[str]:
-        """Yield the scores by length of the text, in quarters of the examples."""
+        """Yield the scores by length of the text, in quarters of the examples if there are as many lengths."""
         task, lengths = self.data.task, self.data.reported.encoded.num_tokens
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
-        size = -(-len(order) // NUM_LENGTH_GROUPS)
+        size = -(-len(order) // min(NUM_LENGTH_GROUPS, len(set(lengths))))
         columns = {one.variant: self._example_scores(one.predictions) for one in fits}
         columns[task.baseline_name] = self._example_scores(self.data.baseline(self.data.scored_on))
         yield f"{task.example_score} by length of the text"

@@ -78,8 +78,8 @@ def test_a_test_file_leaves_only_valid_to_be_cut_and_a_valid_file_nothing(tmp_pa
     ("task", "lines", "message"),
     [
         ("classification", many("1"), "only one class .*'1'"),
-        ("classification", ["text,label", "a,1", "b,", "c,0"], "1 rows of 3 .* column 'label'.*row 2"),
-        ("classification", ["text,label", "a,1", ",0"], "1 rows of 2 .* column 'text'"),
+        ("classification", ["text,label", "a,1", "b,", "c,0"], "1 row of 3 .* column 'label'.*row 2"),
+        ("classification", ["text,label", "a,1", ",0"], "1 row of 2 .* column 'text'"),
         ("classification", ["text,label"], "has no rows"),
         ("classification", ["text,label", "a,1", "b,0"], "too few"),
         ("regression", ["text,label", "a,1.5", "b,good"], "row 2, column 'label': 'good' is not a number"),
