@@ -187,7 +187,7 @@ def write_vectors(path: Path, texts: Sequence[str | None], vectors: np.ndarray) 
     else:
         import pandas
 
-        from trainer.finetuning.written_tables import write_table
+        from trainer.finetuning.tables import write_table
 
         found = iter(vectors)
         cells = [next(found) if each else None for each in is_given]

@@ -77,8 +77,7 @@ def run_suite(arguments: argparse.Namespace) -> None:
     names = [name.strip() for name in (arguments.tasks or "").split(",") if name.strip()]
     suite = load_suite(arguments.suite, arguments.overrides).selected(names)
 
-    from trainer.evaluation.evaluate_suite import default_output, evaluate_suite, prepare_suite
-    from trainer.evaluation.suite import plan_lines
+    from trainer.evaluation.evaluate_suite import default_output, evaluate_suite, plan_lines, prepare_suite
 
     plan, model = prepare_suite(suite, arguments.model, arguments.tracking_uri)
     output = arguments.output or default_output(plan, model)

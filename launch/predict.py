@@ -69,8 +69,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    from trainer.finetuning.labeled_tables import check_suffix, read_table
-    from trainer.finetuning.written_tables import check_table_can_be_written, write_table
+    from trainer.finetuning.tables import check_suffix, check_table_can_be_written, read_table, write_table
 
     check_suffix(arguments.output)
     check_new_file(arguments.output)
@@ -103,7 +102,7 @@ def main() -> None:
 def fitted_folder(arguments: argparse.Namespace) -> tuple[Path, Columns | None, Task | None]:
     """Return the model's folder, the columns to read, and its task where finetune.json names it; needs no torch."""
     from trainer.finetuning.examples import Columns
-    from trainer.finetuning.labeled_tables import check_columns, check_readable
+    from trainer.finetuning.tables import check_columns, check_readable
     from trainer.finetuning.task_data import make_task
     from trainer.finetuning.tasks import TASK_NAMES
     from trainer.inference.pulled_model import is_checkpoint, pull

@@ -22,10 +22,9 @@ from launch import embed, finetune, predict, register
 from tests.support import fork_server
 from tests.support.error_codes import coded
 from trainer.finetuning.examples import Examples
-from trainer.finetuning.labeled_tables import is_missing, read_table
+from trainer.finetuning.tables import is_missing, read_table, write_table
 from trainer.finetuning.task_data import make_task
 from trainer.finetuning.tasks import ExamplePrediction
-from trainer.finetuning.written_tables import write_table
 from trainer.inference.pulled_model import pull
 from trainer.model.quiet_transformers import quiet_transformers
 from trainer.tracking.mlflow_server import connect

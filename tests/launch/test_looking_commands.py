@@ -80,7 +80,7 @@ def test_empty_lines_are_skipped_and_rows_without_text_have_no_vector(
     assert np.isnan(vectors).all(axis=1).tolist() == [True, False, True, False]
     assert written["text"].tolist()[1::2] == ["a", "dog"] and written["embedding"].isna().tolist()[::2] == [True, True]
     np.testing.assert_array_equal(vectors[1::2], np.stack(written["embedding"][1::2]))
-    for line, message in (('{"text": null}', "without a value in column 'text'"), ('{"text": ["a"]}', "holds a list")):
+    for line, message in (('{"text": null}', "without a value in column 'text'"), ('{"text": ["a"]}', "a list, and")):
         Path("t.jsonl").write_text(line + "\n")
         with pytest.raises(UserError, match=message):
             run(monkeypatch, embed, *table, "v.npy")

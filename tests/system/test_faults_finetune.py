@@ -42,7 +42,7 @@ def fit(exported: Path, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (
             GOOD + "a town\t\n",
             {},
-            r"train\.tsv has 1 rows of 41 .* column 'label': row 41",
+            r"train\.tsv has 1 row of 41 .* column 'label': row 41",
         ),
         (GOOD + "\tnoun\n", {}, "column 'text': row 41"),
         (GOOD, {"label": "class"}, r"train\.tsv has no column 'class'.*: text, label.*--label-column"),

@@ -1,10 +1,10 @@
 """Compare runs and models over seeds: scores by group, and differences from the first group with 95% intervals.
 
 A group is a recipe with one or more seeds. Scores whose facts differ (`trainer/config/comparability.py`) are not
-compared. The interval of a difference comes from the seeds: from the differences of equal seeds where both groups have
-the same seeds (a paired t interval), else from both groups (Welch 1947). Of minimal pairs there is another one over the
-pairs, which are resampled together for both groups; it says how well the pairs tell two models apart, and the seeds say
-how well two recipes are.
+compared. The interval of a difference comes from the seeds: if both groups have the same seeds, from the differences of
+equal seeds (a paired t interval), else from both groups (Welch 1947). The accuracy of minimal pairs also has an
+interval over the pairs, which are resampled together for both groups. It shows how well the pairs separate
+two models; the interval over seeds shows how well two recipes are separated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainer.data.minimal_pairs import FEWEST_PAIRS, NUM_RESAMPLES, MinimalPair
 from trainer.evaluation.suite_settings import Suite
 
 MINIMAL_PAIRS = "minimal pairs"
-"""Metric of the pairs that are scored for the comparison, unlike `valid/minimal_pairs_accuracy` of a run."""
+"""Metric of the pairs that the comparison scores; a run has `valid/minimal_pairs_accuracy`."""
 _SHOWN = re.compile(
     r"(?:valid|average)/(?!word_(?:count|bytes)$|.*perplexity$)[\w-]+|suite/[\w-]+/[\w-]+|minimal pairs"
 )
@@ -37,11 +37,9 @@ _LOWER_IS_BETTER = re.compile(r".*(?:loss|rmse|perplexity|bits_per_byte)")
 _DRAWN = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/word_bits_per_byte", MINIMAL_PAIRS)
 _MOST_DRAWN = 4
 _OF_WEIGHTS = ("init_from", "model", "objectives", "data", "training", "optimizer", "schedule", "branch")
-"""Sections of a configuration that decide the weights."""
-
-
+"""Sections of a configuration that determine the weights."""
 SIMILAR_TOKENS = 1.01
-"""Ratio of training tokens up to which nothing is said: seeds leave a little different padding."""
+"""Ratio of training tokens up to which there is no note: padding depends a little on the seed."""
 
 
 @dataclass(frozen=True)
@@ -53,28 +51,28 @@ class Subject:
     facts: Facts = field(default_factory=dict)
     seed: int | None = None
     recipe: Mapping[str, Any] | None = None
-    """Its settings without the seed; None where they are unknown."""
+    """The settings without the seed; None if they are unknown."""
     step: int | None = None
     tokens: int | None = None
     is_finished: bool = True
-    """Whether its scores stay; not those of a run that trains or will resume."""
+    """Whether the scores are final, unlike those of a run that trains or will resume."""
     by_seed: Mapping[str, Mapping[int, float]] | None = None
-    """Scores by metric and by seed of a fine-tuning, where a suite has several."""
+    """Scores by metric and by seed of the fine-tuning, if a suite has several seeds."""
     right: np.ndarray | None = None
-    """(pairs,) bool: which minimal pairs it judges right."""
+    """(pairs,) bool: the minimal pairs that the subject judges right."""
     lower_is_better: Mapping[str, bool | None] = field(default_factory=dict)
-    """Of scores whose names do not say it; None where nothing does."""
+    """Whether lower is better, by metric, for scores whose names do not show it; None if it is unknown."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Subjects that differ in their seed alone."""
+    """Subjects that differ only in the seed."""
 
     label: str
     subjects: tuple[Subject, ...]
 
     def values(self, metric: str) -> list[tuple[int | None, float]]:
-        """Return seed and score of each subject that has the metric; those of a fine-tuning of a single subject."""
+        """Return seed and score of each subject that has the metric; of a single subject, those of its fine-tunings."""
         if len(self.subjects) == 1 and (by_seed := (self.subjects[0].by_seed or {}).get(metric)):
             return list(by_seed.items())
         return [(each.seed, each.scores[metric]) for each in self.subjects if metric in each.scores]
@@ -88,16 +86,16 @@ class Difference:
     low: float | None = None
     high: float | None = None
     basis: str = "no interval: one value each"
-    """What the interval comes from."""
+    """The values that the interval comes from."""
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
 def directions(suite: Suite) -> dict[str, bool | None]:
-    """Return of each score of a suite whether lower is better; None where it is the mean of scores of both kinds."""
+    """Return for each score of a suite whether lower is better; None if the score is a mean of both kinds."""
     kinds = {name: {_is_lower_better(each) for each in task.metrics} for name, task in suite.tasks.items()}
     kinds["average"] = set[bool]().union(*kinds.values())
     return {f"suite/{suite.name}/{name}": each.pop() if len(each) == 1 else None for name, each in kinds.items()}
@@ -108,9 +106,9 @@ def _is_lower_better(metric: str) -> bool:
 
 
 def recipe_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the weights of a run but the seed, from its configuration as plain values.
+    """Return the settings other than the seed that determine the weights of a run, from its configuration.
 
-    One that an earlier release wrote counts as this release reads it.
+    A configuration that an earlier release wrote is first read as this release reads it.
     """
     with contextlib.suppress(ValidationError):
         config = RunConfig.model_validate(without_registry(config)).model_dump(mode="json")
@@ -122,11 +120,7 @@ def recipe_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grouped(subjects: Sequence[Subject], labels: Sequence[str | None]) -> list[Group]:
-    """Return groups in the order of their first subject: by label, and those without one by their recipe.
-
-    Raises:
-        UsageError: there are fewer than two groups.
-    """
+    """Return at least two groups in the order of their first subjects: by label, or without a label by recipe."""
     members: dict[Any, list[Subject]] = {}
     for number, (subject, label) in enumerate(zip(subjects, labels, strict=True)):
         if label is not None:
@@ -141,16 +135,16 @@ def grouped(subjects: Sequence[Subject], labels: Sequence[str | None]) -> list[G
             fix="give runs or models of another recipe, or name groups as in old=RUN,RUN new=RUN,RUN",
             code="nothing-to-compare",
         )
-    found = [
+    labeled = [
         (key if isinstance(key, str) else _label([each.name for each in group]), group)
         for key, group in members.items()
     ]
-    names = [label for label, _ in found]
-    return [Group(label if names.count(label) == 1 else group[0].name, tuple(group)) for label, group in found]
+    names = [label for label, _ in labeled]
+    return [Group(label if names.count(label) == 1 else group[0].name, tuple(group)) for label, group in labeled]
 
 
 def _label(names: Sequence[str]) -> str:
-    """Return what the names of a group begin with."""
+    """Return the common beginning of the names of a group."""
     if len(names) == 1:
         return names[0]
     common = "".join(letters[0] for letters in takewhile(lambda each: len(set(each)) == 1, zip(*names, strict=False)))
@@ -158,14 +152,14 @@ def _label(names: Sequence[str]) -> str:
 
 
 def metrics_of(groups: Sequence[Group]) -> list[str]:
-    """Return the metrics that a comparison shows: those that the first group and another one have."""
+    """Return the metrics that a comparison shows: those that the first group and another group have."""
     first, *others = groups
     named = dict.fromkeys(name for subject in first.subjects for name in subject.scores)
     return [name for name in named if _SHOWN.fullmatch(name) and any(group.values(name) for group in others)]
 
 
 def difference(metric: str, first: Group, other: Group) -> Difference | str:
-    """Return the difference of two groups, or why their scores do not compare."""
+    """Return the difference of two groups, or the reason why their scores do not compare."""
     reference = first.subjects[0].facts
     for subject in (*first.subjects, *other.subjects):
         if metric != MINIMAL_PAIRS and (reasons := differences(metric, reference, subject.facts)):
@@ -198,10 +192,10 @@ def seed_difference(first: Sequence[tuple[int | None, float]], other: Sequence[t
 
 
 def pair_difference(pairs: Sequence[MinimalPair], first: Group, other: Group) -> Difference | None:
-    """Return the difference of accuracies with an interval over the pairs; None where a group has no scores of them.
+    """Return the difference of accuracies with an interval over the pairs; None if a group has no scores of pairs.
 
     The pairs are drawn with replacement within each paradigm, `NUM_RESAMPLES` times with a fixed seed. A pair counts
-    with its mean over the subjects of the group, so a resample is a draw of the few values that differences have.
+    with the mean over the subjects of the group. Because differences have few values, a resample draws their counts.
     """
     shares = []
     for group in (first, other):
@@ -222,11 +216,7 @@ def pair_difference(pairs: Sequence[MinimalPair], first: Group, other: Group) ->
 
 
 def comparison(groups: Sequence[Group], pairs: Sequence[MinimalPair] = ()) -> dict[str, Any]:
-    """Return all that a comparison says, for programs.
-
-    Raises:
-        UsageError: the first group has no score that another one has too.
-    """
+    """Return groups, scores with differences, and notes, for programs."""
     first, metrics, rows = groups[0], metrics_of(groups), []
     if not metrics:
         raise UsageError(
@@ -239,18 +229,24 @@ def comparison(groups: Sequence[Group], pairs: Sequence[MinimalPair] = ()) -> di
         is_lower_better = known.get(metric, _is_lower_better(metric))
         for group in groups:
             values = group.values(metric)
-            found: list[Difference | str | None] = [
-                None if group is first or not values else difference(metric, first, group)
-            ]
-            if metric == MINIMAL_PAIRS and group is not first:
-                found.append(pair_difference(pairs, first, group))
-            rows += [
-                _row(metric, is_lower_better, group.label, values, each)
-                for each in found
-                if each is not None or group is first
-            ]
+            if group is first:
+                rows.append(_row(metric, is_lower_better, group.label, values, None))
+                continue
+            results: list[Difference | str | None] = [difference(metric, first, group) if values else None]
+            if metric == MINIMAL_PAIRS:
+                results.append(pair_difference(pairs, first, group))
+            rows += [_row(metric, is_lower_better, group.label, values, each) for each in results if each is not None]
     return {
-        "groups": [_described(group) for group in groups],
+        "groups": [
+            {
+                "label": group.label,
+                "subjects": [
+                    {"name": each.name, "seed": each.seed, "step": each.step, "tokens": each.tokens}
+                    for each in group.subjects
+                ],
+            }
+            for group in groups
+        ],
         "first": first.label,
         "scores": rows,
         "notes": list(_notes(groups)),
@@ -262,7 +258,7 @@ def _row(
     is_lower_better: bool | None,
     label: str,
     values: Sequence[tuple[int | None, float]],
-    found: Difference | str | None,
+    result: Difference | str | None,
 ) -> dict[str, Any]:
     scores = [value for _, value in values]
     row: dict[str, Any] = {
@@ -273,25 +269,16 @@ def _row(
         "deviation": stdev(scores) if len(scores) > 1 else None,
         "values": scores,
     }
-    if isinstance(found, Difference):
-        row |= {"difference": found.value, "interval": [found.low, found.high], "basis": found.basis}
-        row["is_clear"] = found.is_clear
-    elif found is not None:
-        row["not_compared"] = found
+    if isinstance(result, Difference):
+        row |= {"difference": result.value, "interval": [result.low, result.high], "basis": result.basis}
+        row["is_clear"] = result.is_clear
+    elif result is not None:
+        row["not_compared"] = result
     return row
 
 
-def _described(group: Group) -> dict[str, Any]:
-    return {
-        "label": group.label,
-        "subjects": [
-            {"name": each.name, "seed": each.seed, "step": each.step, "tokens": each.tokens} for each in group.subjects
-        ],
-    }
-
-
 def _notes(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield what makes a comparison less than fair."""
+    """Yield the reasons why a comparison is less than fair."""
     tokens = {each.tokens for group in groups for each in group.subjects if each.tokens is not None}
     if tokens and max(tokens) > SIMILAR_TOKENS * min(tokens):
         yield f"the numbers of training tokens differ, from {min(tokens):,} to {max(tokens):,}"
@@ -306,37 +293,33 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
             yield f"{group.label} has runs with the same seed, which say nothing about other seeds"
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
-    """Return the groups and the scores as tables."""
+def tables(values: Mapping[str, Any]) -> list[Table]:
+    """Return the groups and the scores of a `comparison` as tables."""
     groups = tuple(
         (
             group["label"],
             str(len(group["subjects"])),
-            _joined([each["seed"] for each in group["subjects"]]),
-            _joined([each["step"] for each in group["subjects"]]),
-            _joined([each["tokens"] for each in group["subjects"]]),
+            *(_joined([each[name] for each in group["subjects"]]) for name in ("seed", "step", "tokens")),
         )
-        for group in found["groups"]
+        for group in values["groups"]
     )
     heads = (Column("group", is_number=False), *map(Column, ("runs", "seeds", "steps", "tokens")))
     columns = (
         *(Column(name, is_number=False) for name in ("metric", "better", "group")),
-        *map(Column, ("mean", "deviation", f"minus {found['first']}", "95% interval")),
+        *map(Column, ("mean", "deviation", f"minus {values['first']}", "95% interval")),
         *(Column(name, is_number=False) for name in ("from", "result")),
     )
-    rows = tuple(_cells(row) for row in found["scores"])
-    return [Table("groups", heads, groups, "; ".join(found["notes"])), Table("scores", columns, rows)]
+    rows = tuple(_cells(row) for row in values["scores"])
+    return [Table("groups", heads, groups, "; ".join(values["notes"])), Table("scores", columns, rows)]
 
 
 def _joined(values: Sequence[int | None]) -> str:
-    different = dict.fromkeys(values)
-    return ", ".join("-" if value is None else f"{value:,}" for value in different)
+    return ", ".join("-" if value is None else f"{value:,}" for value in dict.fromkeys(values))
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     better = {None: "-", True: "lower", False: "higher"}[row["lower_is_better"]]
-    mean = "-" if row["mean"] is None else f"{row['mean']:.4f}"
-    deviation = "-" if row["deviation"] is None else f"{row['deviation']:.4f}"
+    mean, deviation = ("-" if row[name] is None else f"{row[name]:.4f}" for name in ("mean", "deviation"))
     start = (row["metric"], better, row["group"], mean, deviation)
     if "not_compared" in row:
         return (*start, "-", "-", row["not_compared"], "-")

@@ -1,8 +1,8 @@
 """Run a suite on a checkpoint, in a process of its own.
 
-`python -m trainer.evaluation.evaluate_checkpoint PID` is started by the follower (its process id is PID) and ends with
-it: the request comes as JSON on standard input, the scores go to standard output. The process has the lowest priority
-and computes on the CPU, so that it takes no memory of a GPU and only idle time of the cores.
+The follower with the process id PID starts `python -m trainer.evaluation.evaluate_checkpoint PID`, which ends when the
+follower ends. The request is JSON on standard input; the scores are JSON on standard output. The process has the lowest
+priority and computes on the CPU, so that it takes no memory of a GPU and only idle time of the cores.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOWEST_PRIORITY = 19
 
 
 def evaluate_checkpoint(request: SuiteRequest) -> SuiteResult:
-    """Export the checkpoint and run what the results lack; returns the suite's result.
+    """Export the checkpoint, run the jobs without a result, and return the result of the suite.
 
     Raises:
         UserError: the export or a task failed; complete results stay and are not computed again.
@@ -37,7 +37,7 @@ def evaluate_checkpoint(request: SuiteRequest) -> SuiteResult:
         plan, model = prepare_suite(suite, str(folder))
         model = model._replace(name=request.checkpoint)
         result = evaluate_suite(plan, model, output, lambda text: print(text, file=sys.stderr), is_tracked=False)
-    shutil.rmtree(output / "models", ignore_errors=True)  # a run would collect them
+    shutil.rmtree(output / "models", ignore_errors=True)  # one for each checkpoint would fill the disk
     return result
 
 

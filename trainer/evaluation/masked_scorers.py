@@ -1,4 +1,4 @@
-"""Log-probabilities of masked tokens, by transformers' models and by ours; the head runs on masked positions alone."""
+"""Log-probabilities of masked tokens by a model; the head runs on masked positions alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import torch
 
 from data_prep.base.errors import UserError
 from data_prep.base.progress import Progress
-from data_prep.text.cleaning import replace_surrogates
-from data_prep.tokenizer.untrusted_file import library_errors
 from trainer.data.batch import Batch
 from trainer.data.minimal_pairs import (
     EncodedPairs,
@@ -23,7 +21,7 @@ from trainer.data.minimal_pairs import (
 )
 from trainer.distributed.memory import keep_freed_memory
 from trainer.inference.checkpoint_model import CheckpointMaskedLM
-from trainer.inference.fill_mask import FillMask, mask_reader
+from trainer.inference.fill_mask import FillMask, TextEncoder
 from trainer.objectives.pretraining import PretrainingModel
 
 if TYPE_CHECKING:
@@ -34,18 +32,14 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float6
 
 
 def scorer_of(model: FillMask, device: torch.device, dtype: torch.dtype) -> Scorer:
-    """The scorer of a loaded model, on a device and in a precision."""
+    """Return the scorer of a loaded model, on a device and in a precision."""
     if isinstance(model.model, CheckpointMaskedLM):
         return PretrainingScorer(model.model.model.to(device, dtype).eval())
     return TransformersScorer(model.model, device, dtype)
 
 
 def score_pairs(model: FillMask, pairs: Sequence[MinimalPair], precision: str = "fp32") -> np.ndarray:
-    """Pseudo-log-likelihoods (num_pairs, 2) float64 of the good and the bad sentences, with a progress line.
-
-    Raises:
-        UserError: as `EncodedPairs.encode` and `pair_scores` (`trainer/data/minimal_pairs.py`).
-    """
+    """Return pseudo-log-likelihoods (num_pairs, 2) float64 of the good and the bad sentences; show the progress."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
         keep_freed_memory()
@@ -56,10 +50,10 @@ def score_pairs(model: FillMask, pairs: Sequence[MinimalPair], precision: str = 
 
 
 class TransformersScorer:
-    """Any of transformers' masked language models.
+    """Scores with a masked language model of transformers.
 
-    A forward hook reduces the base model's hidden states to the masked positions before the head sees them, where the
-    model passes `base_model(...)[0]` to its head.
+    A forward hook reduces the hidden states of the base model to the masked positions before the head reads them, if
+    the model passes `base_model(...)[0]` to the head.
     """
 
     def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -67,11 +61,7 @@ class TransformersScorer:
         self._device = device
 
     def __call__(self, copies: MaskedCopies) -> np.ndarray:
-        """Log-probabilities (N,) float64 of the masked tokens, in nats.
-
-        Raises:
-            UserError: the model needs more than token ids and an attention mask.
-        """
+        """Return the log-probabilities (N,) float64 of the masked tokens, in nats."""
         input_ids, positions, targets = (torch.from_numpy(each).to(self._device) for each in copies)
         rows = torch.arange(len(input_ids), device=self._device)
 
@@ -97,14 +87,14 @@ class TransformersScorer:
 
 
 class PretrainingScorer:
-    """The model as it is trained here, on its device."""
+    """Scores with a model of this project, on the device of the model."""
 
     def __init__(self, model: PretrainingModel) -> None:
         self._model = model
         self._device = next(model.parameters()).device
 
     def __call__(self, copies: MaskedCopies) -> np.ndarray:
-        """Log-probabilities (N,) float64 of the masked tokens, in nats."""
+        """Return the log-probabilities (N,) float64 of the masked tokens, in nats."""
         num_copies, length = copies.input_ids.shape
         starts = np.arange(num_copies) * length
         masked = starts + copies.positions
@@ -116,25 +106,18 @@ class PretrainingScorer:
 
 
 class SentenceEncoder:
-    """Encodes sentences as the model's tokenizer does, and remembers which tokens are the sentence's own."""
+    """Encodes sentences as the tokenizer does, and records which tokens are no special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        self._backend = mask_reader(tokenizer) if tokenizer.is_fast else None
+        self._encode = TextEncoder(tokenizer)
 
     def __call__(self, text: str) -> EncodedSentence:
-        if self._backend is not None:
-            with library_errors(self._tokenizer.name_or_path):
-                encoded = self._backend.encode(replace_surrogates(text))
-            ids, special = encoded.ids, encoded.special_tokens_mask
-        else:
-            values = self._tokenizer(text, return_special_tokens_mask=True)
-            ids, special = values["input_ids"], values["special_tokens_mask"]
+        ids, special = self._encode(text)
         return EncodedSentence(np.array(ids, np.int64), np.flatnonzero(np.array(special) == 0))
 
 
 def _log_probabilities(logits: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
-    """Logits (N, vocab_size) to log-probabilities (N,) of the targets, computed in float32 at least."""
+    """Return the log-probabilities (N,) of the targets by logits (N, vocab_size), computed in float32 at least."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     chosen = logits.gather(1, targets[:, None])[:, 0]
     log_probabilities: np.ndarray = (chosen - logits.logsumexp(dim=1)).double().cpu().numpy()

@@ -1,7 +1,7 @@
-"""What a suite runs on a model: a job per task and seed, in an order in which each follows the one that it starts from.
+"""The plan of a suite on a model: a job for each task and seed, after the job whose model it starts from.
 
-The digest of a job covers all that its result depends on: the model, the task's function, settings and files, the
-seed, and what the task starts from.
+The digest of a job covers everything that the result depends on: the model, the function, settings and files of the
+task, the seed, and the job whose model it starts from.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Job:
     seed: int
     digest: str
     start: Job | None = None
-    """What fits the model that this job starts from."""
+    """The job that fits the model which this job starts from."""
 
     @property
     def name(self) -> str:
@@ -48,10 +48,10 @@ class Plan:
     tasks: Mapping[str, EvaluationTask]
     jobs: tuple[Job, ...]
     digest: str = ""
-    """Of all that the scores depend on but the model: two models compare where it is equal."""
+    """Digest of everything but the model that the scores depend on; scores of two models compare if it is equal."""
 
     def of(self, task: str) -> list[Job]:
-        """The jobs of a task, one per seed."""
+        """Return the jobs of a task, one per seed."""
         return [job for job in self.jobs if job.task == task]
 
     @property
@@ -61,32 +61,21 @@ class Plan:
 
 
 def check_suite(suite: Suite) -> dict[str, EvaluationTask]:
-    """Find the function of every task and check settings and files; returns the tasks by name.
-
-    Raises:
-        UserError: one is wrong; the error names the task.
-    """
+    """Find the function of every task, check settings and files, and return the tasks by name."""
     tasks = {}
     for name, entry in suite.tasks.items():
         tasks[name] = find_task(entry.function)
         try:
             settings = {**entry.settings, "files": suite.files_of(name), "seed": suite.seeds_of(name)[0]}
-            tasks[name].check(settings)
-            tasks[name].check_metrics(settings, entry.metrics)
+            tasks[name].check(settings, entry.metrics)
         except UserError as error:
-            kind = type(error)
-            raise kind(
-                f"task {name} of the suite {suite.name}: {error.problem}", fix=error.fix, code=error.code
-            ) from None
+            problem = f"task {name} of the suite {suite.name}: {error.problem}"
+            raise type(error)(problem, fix=error.fix, code=error.code) from None
     return tasks
 
 
 def make_plan(suite: Suite, tasks: Mapping[str, EvaluationTask], model_digest: str) -> Plan:
-    """The jobs of a suite on the model of that digest; each follows the one that it starts from.
-
-    Raises:
-        UserError: a file cannot be read.
-    """
+    """Return the jobs of a suite on a model, in an order in which each follows the job that it starts from."""
     jobs: dict[tuple[str, int], Job] = {}
     identities: list[dict[str, Any]] = []
     digests: dict[Path, str] = {}
@@ -94,8 +83,8 @@ def make_plan(suite: Suite, tasks: Mapping[str, EvaluationTask], model_digest: s
         entry = suite.tasks[name]
         for path in suite.files_of(name).values():
             if path not in digests:
-                digests[path] = path_digest(path)
-        seeds = suite.seeds_of(name) if tasks[name].needs_seeds() else suite.seeds_of(name)[:1]
+                digests[path] = folder_digest(path) if path.is_dir() else storage.sha256_of(path)
+        seeds = suite.seeds_of(name) if tasks[name].needs_seeds else suite.seeds_of(name)[:1]
         for seed in seeds:
             start = None
             if entry.starts_from is not None:  # a task with fewer seeds lends its first model
@@ -121,10 +110,5 @@ def _digest(values: Any) -> str:
 
 
 def digest_of_model(folder: Path) -> str:
-    """sha256 over weights, configuration and tokenizer of a Hugging Face directory."""
+    """Return the sha256 over weights, configuration and tokenizer of a Hugging Face directory."""
     return folder_digest(folder, without=_NOT_THE_MODEL)
-
-
-def path_digest(path: Path) -> str:
-    """sha256 of a file, or over the files of a directory."""
-    return folder_digest(path) if path.is_dir() else storage.sha256_of(path)

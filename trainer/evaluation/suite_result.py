@@ -1,4 +1,4 @@
-"""What a suite found: metrics by job, and their table for people, for programs and for MLflow."""
+"""The results of a suite: metrics by job, as a table for people, for programs and for MLflow."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from data_prep.base.errors import UserError
 from data_prep.base.table import aligned
 from trainer.evaluation.suite_plan import Job, Plan
 from trainer.evaluation.suite_tasks import BASELINE
+from trainer.finetuning.scores import figure, figure_of_seeds
 
 
 class SuiteFailed(UserError):
@@ -26,19 +27,18 @@ class SuiteResult:
     failures: Mapping[Job, str] = field(default_factory=dict)
 
     def scores(self, task: str) -> dict[int, float]:
-        """Score of each seed: the mean of the metrics that the suite reports."""
+        """Return the score of each seed: the mean of the metrics that the suite reports."""
         names = self.plan.suite.tasks[task].metrics
         done = {job.seed: self.metrics[job] for job in self.plan.of(task) if job in self.metrics}
         return {seed: fmean(values[name] for name in names) for seed, values in done.items()}
 
     @property
     def is_complete(self) -> bool:
-        """Whether every job has a result."""
         return all(job in self.metrics for job in self.plan.jobs)
 
     @property
     def average(self) -> float | None:
-        """Mean of the tasks' mean scores; None while a task has no complete result."""
+        """The mean of the mean scores of the tasks; None while a job has no result."""
         return fmean(fmean(self.scores(task).values()) for task in self.plan.suite.tasks) if self.is_complete else None
 
     @property
@@ -55,24 +55,24 @@ class SuiteResult:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the scores depend on but the model (`trainer/config/comparability.py`)."""
+        """Everything but the model that the scores depend on (`trainer/config/comparability.py`)."""
         return {f"suite.{self.plan.suite.name}": self.plan.digest}
 
 
 def report_lines(result: SuiteResult) -> Iterator[str]:
-    """The table: a row per task with the mean and standard deviation over seeds of its score and its metrics."""
+    """Yield the table: a row per task with mean and standard deviation over seeds of the score and the metrics."""
     suite = result.plan.suite
     rows = [("task", "seeds", "score", "metrics")]
     for task, entry in suite.tasks.items():
         jobs = result.plan.of(task)
         done = [result.metrics[job] for job in jobs if job in result.metrics]
-        parts = [
-            f"{name} {_mean_and_spread([values[name] for values in done])}{_yardstick(done, name)}"
-            for name in entry.metrics
-        ]
         seeds = str(len(jobs)) if len(done) == len(jobs) else f"{len(done)} of {len(jobs)}"
-        score = _mean_and_spread(list(result.scores(task).values()))
-        rows.append((task, seeds, score, ", ".join(parts) if done else "missing"))
+        score = metrics = "missing"
+        if done:
+            score = figure_of_seeds([*result.scores(task).values()])
+            by_name = {name: figure_of_seeds([values[name] for values in done]) for name in entry.metrics}
+            metrics = ", ".join(f"{name} {text}{_yardstick(done, name)}" for name, text in by_name.items())
+        rows.append((task, seeds, score, metrics))
     average = result.average
     if len(suite.tasks) > 1:
         rows.append(
@@ -87,7 +87,7 @@ def report_lines(result: SuiteResult) -> Iterator[str]:
 
 
 def as_json(result: SuiteResult) -> dict[str, Any]:
-    """For programs: the average, and by task the scores and metrics of every seed."""
+    """Return the average, and by task the scores and metrics of every seed, for programs."""
     suite = result.plan.suite
     return {
         "suite": suite.name,
@@ -123,10 +123,4 @@ def check_complete(result: SuiteResult) -> None:
 def _yardstick(done: Sequence[Mapping[str, float]], name: str) -> str:
     """Return the baseline of a metric in parentheses, if the task's function has one."""
     values = [each[f"{BASELINE}{name}"] for each in done if f"{BASELINE}{name}" in each]
-    return f" (baseline {fmean(values):.4f})" if values else ""
-
-
-def _mean_and_spread(values: Sequence[float]) -> str:
-    if not values:
-        return "missing"
-    return f"{fmean(values):.4f} ± {stdev(values):.4f}" if len(values) > 1 else f"{fmean(values):.4f}"
+    return f" (baseline {figure(fmean(values))})" if values else ""

@@ -1,6 +1,6 @@
-"""Settings of an evaluation suite: which tasks, on which files, with which settings, by which metrics.
+"""Settings of an evaluation suite: the tasks, with their files, settings and metrics.
 
-A task is a function that gets a model's Hugging Face directory and the task's settings and returns metrics by name:
+A task is a function that gets the Hugging Face directory of a model and the settings, and returns metrics by name:
 `finetune` and `minimal_pairs` (`trainer/evaluation/suite_tasks.py`), an entry point of the group
 `clozeworks.evaluation_tasks`, or `module:function`.
 """
@@ -20,7 +20,7 @@ from data_prep.base.load_settings import load_settings
 from data_prep.base.settings import PathText, SettingError, Settings
 
 RESERVED = ("files", "seed", "save_model_to")
-"""Names that a task's settings get from the suite."""
+"""Settings that the suite adds to those of a task."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 Name = Annotated[str, Field(pattern=_NAME, max_length=60)]
 
@@ -94,20 +94,15 @@ class Suite(Settings):
         return self
 
     def seeds_of(self, name: str) -> tuple[int, ...]:
-        """Seeds of a task."""
         seeds = self.tasks[name].seeds
         return self.seeds if seeds is None else seeds
 
     def files_of(self, name: str) -> dict[str, Path]:
-        """Paths of a task's files by their names."""
+        """Return the paths of the files of a task by their names."""
         return {key: Path(self.data) / path for key, path in self.tasks[name].files.items()}
 
     def selected(self, names: Sequence[str]) -> Suite:
-        """The suite with these tasks and those that they start from; all tasks without names.
-
-        Raises:
-            UsageError: a name is unknown.
-        """
+        """Return the suite with these tasks and those that they start from; without names, all tasks."""
         if unknown := [name for name in names if name not in self.tasks]:
             raise UsageError(
                 f"--tasks names {unknown[0]!r}, which the suite {self.name} does not have",
@@ -121,7 +116,7 @@ class Suite(Settings):
         return self.model_copy(update={"tasks": tasks})
 
     def in_order(self) -> list[str]:
-        """Names of the tasks so that each follows the one that it starts from."""
+        """Return the names of the tasks in an order in which each follows the one that it starts from."""
         ordered: list[str] = []
 
         def add(name: str) -> None:
@@ -138,7 +133,7 @@ class Suite(Settings):
 
 @dataclass(frozen=True)
 class SuiteRequest:
-    """What a process evaluates: a checkpoint on a suite, with the directory of the results."""
+    """A request to a process to evaluate a checkpoint on a suite, with results in the directory `output`."""
 
     checkpoint: str
     suite: str
@@ -147,20 +142,12 @@ class SuiteRequest:
 
 
 def load_suite(path: str | Path, overrides: Sequence[str] = ()) -> Suite:
-    """Read a suite from a YAML file, or the preset of that name, with overrides such as `data=glue`.
-
-    Raises:
-        UsageError: the file is missing, or a setting is unknown or violates a rule.
-    """
+    """Read a suite from a YAML file, or the preset of that name, with overrides such as `data=glue`."""
     return load_settings(Suite, path, overrides)
 
 
 def check_files(suite: Suite) -> None:
-    """Check that every file of the suite exists.
-
-    Raises:
-        UsageError: one is missing; the error names the task and the path.
-    """
+    """Refuse a suite of which a file is missing."""
     missing = [(name, path) for name in suite.tasks for path in suite.files_of(name).values() if not path.exists()]
     if missing:
         name, path = missing[0]

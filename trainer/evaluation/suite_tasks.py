@@ -1,9 +1,9 @@
-"""The functions of a suite's tasks: the built-in ones, and how those of others are found.
+"""The functions of the tasks of a suite: the built-in ones, and the search for those of users.
 
-A function is called with the Hugging Face directory of a model and the task's settings, to which the suite adds
-`files` (paths by name) and `seed`, and returns finite metrics by name. It may have an attribute `check(settings)`,
-which raises UserError before any model is loaded, an attribute `metric_names(settings)`, the names of the metrics that
-it returns, and a `version`.
+A function is called with the Hugging Face directory of a model and the settings of the task, to which the suite adds
+`files` (paths by name) and `seed`, and returns finite metrics by name. It may have the attributes `check(settings)`,
+which raises UserError before any model is loaded, `metric_names(settings)`, the names of the metrics that it returns,
+`needs_seeds`, whether the result depends on the seed, and `version`.
 """
 
 from __future__ import annotations
@@ -23,50 +23,41 @@ from data_prep.base.load_settings import validate_settings
 from data_prep.base.registries import Registry
 from data_prep.base.settings import Probability, Settings
 from data_prep.base.source_digest import check_module_unchanged, module_digest
-from trainer.finetuning.labeled_tables import check_columns, check_readable
+from trainer.evaluation.suite_settings import RESERVED
+from trainer.finetuning.tables import check_columns, check_readable
 from trainer.finetuning.task_data import task_of_columns
 from trainer.finetuning.tasks import TaskName, choosing_metric
 from trainer.inference.preprocessor import SHORTEST
 
 if TYPE_CHECKING:
+    from trainer.data.minimal_pairs import MinimalPair
     from trainer.finetuning.finetune_settings import FinetuneSettings
 
 Metrics = Mapping[str, float]
 Function = Callable[[Path, Mapping[str, Any]], Metrics]
 _VALID_PARTS = ("train", "valid")
 BASELINE = "baseline/"
-"""Prefix of a metric's name: the same metric of a yardstick, which knows nothing of the text."""
+"""Prefix of the name of a metric: the same metric of a yardstick, which reads no text."""
 
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """A task's function, with what identifies it in a result."""
+    """The function of a task, and what identifies it in a result: name, and version or digest of the source."""
 
     function: Function
     identity: dict[str, str]
 
-    def check(self, settings: Mapping[str, Any]) -> None:
-        """Check the settings as far as the function can without a model.
-
-        Raises:
-            UserError: a setting is wrong, or a file does not fit.
-        """
-        check = getattr(self.function, "check", None)
+    def check(self, settings: Mapping[str, Any], wanted: tuple[str, ...]) -> None:
+        """Check settings, files and the metrics that a suite reports, as far as the function can without a model."""
+        check, names = (getattr(self.function, attribute, None) for attribute in ("check", "metric_names"))
         if check is not None:
             check(settings)
-
-    def check_metrics(self, settings: Mapping[str, Any], wanted: tuple[str, ...]) -> None:
-        """Check the metrics that a suite reports, where the function names its own.
-
-        Raises:
-            UsageError: the function has no such metric.
-        """
-        names = getattr(self.function, "metric_names", None)
         if names is not None:
             _check_metrics(tuple(names(settings)), wanted, "the metrics of the function:")
 
+    @property
     def needs_seeds(self) -> bool:
-        """Whether the result depends on the seed; a task of one fixed computation runs with the first seed alone."""
+        """Whether the result depends on the seed; otherwise the task runs with the first seed alone."""
         return bool(getattr(self.function, "needs_seeds", True))
 
 
@@ -77,7 +68,7 @@ class _ColumnSettings(Settings):
 
 
 class FinetuneTaskSettings(Settings):
-    """Settings of `finetune` in a suite; several learning rates are tried by each seed, and its valid score chooses."""
+    """Settings of `finetune` in a suite; each seed tries all learning rates, and the valid score selects one."""
 
     task: TaskName = "classification"
     columns: _ColumnSettings
@@ -104,15 +95,14 @@ class Finetune:
 
     `baseline/valid/METRIC` and `baseline/NAME/METRIC` are the scores of the task's yardstick, which reads no text.
 
-    A text is truncated to `max_length` tokens, or to what the model takes if that is less.
+    A text is truncated to `max_length` tokens, or to the maximum of the model if that is less.
     """
 
     version = "2"
-    """Of regression, version 1 fitted labels as they are; it had no baseline."""
+    """Version 1 fitted the labels of regression unscaled, and had no baseline."""
 
     @options_as_parameters()
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Check settings, files and columns."""
         read, _ = _read(settings)
         columns, files = read.columns, read.files
         choosing_metric(task_of_columns(read.task, columns.pair), read.metric)
@@ -128,7 +118,7 @@ class Finetune:
             check_columns(path, named, files.quoting, files.header, files.skip_incomplete)
 
     def metric_names(self, settings: Mapping[str, Any]) -> Iterator[str]:
-        """Names of all metrics that a call with these settings returns."""
+        """Yield the names of all metrics that a call with these settings returns."""
         read, third = _read(settings)
         names = task_of_columns(read.task, read.pair_column).metrics
         yield from (f"valid/{name}" for name in ("loss", *names))
@@ -164,45 +154,39 @@ class Finetune:
         return {**scores, **others}
 
 
+class MinimalPairsTaskSettings(Settings):
+    """Settings of `minimal_pairs` in a suite."""
+
+    precision: Literal["fp32", "float64"] = "fp32"
+
+
 class ScoreMinimalPairs:
     """Score minimal pairs: `accuracy`, `ties`, `field/NAME` and `paradigm/NAME`.
 
-    Settings: `files.pairs`, a file or directory, and `precision`, fp32 or float64.
+    `files.pairs` is a file or a directory.
     """
 
     version = "1"
     needs_seeds = False
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Check that the pairs can be read."""
-        from trainer.data.minimal_pairs import read_minimal_pairs
-
-        read_minimal_pairs(self._path(settings))
+        """Check the settings and read the pairs."""
+        self._read(settings)
 
     def metric_names(self, settings: Mapping[str, Any]) -> Iterator[str]:
-        """Names of all metrics that a call with these settings returns."""
-        from trainer.data.minimal_pairs import read_minimal_pairs
-
-        pairs = read_minimal_pairs(self._path(settings))
+        """Yield the names of all metrics that a call with these settings returns."""
+        pairs, _ = self._read(settings)
         yield from ("accuracy", f"{BASELINE}accuracy", "ties")
         yield from dict.fromkeys(f"field/{pair.field}" for pair in pairs if pair.field)
         yield from dict.fromkeys(f"paradigm/{pair.paradigm}" for pair in pairs)
 
     def __call__(self, model: Path, settings: Mapping[str, Any]) -> Metrics:
-        import torch
-
-        from trainer.data.minimal_pairs import CHANCE, EncodedPairs, judge, pair_scores, read_minimal_pairs
-        from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
+        from trainer.data.minimal_pairs import CHANCE, judge
+        from trainer.evaluation.masked_scorers import score_pairs
         from trainer.inference.fill_mask import FillMask
 
-        pairs, filler = read_minimal_pairs(self._path(settings)), FillMask.load(model)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        scorer = scorer_of(
-            filler, device, getattr(torch, {"fp32": "float32"}.get(self._precision(settings), "float64"))
-        )
-        tokenizer = filler.tokenizer
-        encoded = EncodedPairs.encode(pairs, SentenceEncoder(tokenizer), tokenizer.mask_token_id, filler.max_length)
-        report = judge(pairs, pair_scores(encoded, scorer))
+        pairs, precision = self._read(settings)
+        report = judge(pairs, score_pairs(FillMask.load(model), pairs, precision))
         return {
             "accuracy": report.overall.share,
             f"{BASELINE}accuracy": CHANCE,
@@ -211,31 +195,19 @@ class ScoreMinimalPairs:
             **{f"paradigm/{name}": each.share for name, each in report.paradigms.items()},
         }
 
-    def _path(self, settings: Mapping[str, Any]) -> Path:
-        self._precision(settings)
-        if unknown := [name for name in settings if name not in ("files", "seed", "save_model_to", "precision")]:
-            raise UsageError(
-                f"minimal_pairs has no setting {unknown[0]!r}", fix="give precision only", code="unknown-setting"
-            )
+    @staticmethod
+    def _read(settings: Mapping[str, Any]) -> tuple[list[MinimalPair], str]:
+        """Return the pairs and the precision."""
+        from trainer.data.minimal_pairs import read_minimal_pairs
+
+        given = validate_settings(MinimalPairsTaskSettings, own_settings(settings), "settings of minimal_pairs")
         if settings["files"].keys() != {"pairs"}:
             raise UsageError(
                 f"minimal_pairs reads one file or directory, got files={sorted(settings['files'])}",
                 fix="set files: {pairs: PATH}",
                 code="invalid-task-files",
             )
-        path: Path = settings["files"]["pairs"]
-        return path
-
-    @staticmethod
-    def _precision(settings: Mapping[str, Any]) -> str:
-        precision = str(settings.get("precision", "fp32"))
-        if precision not in ("fp32", "float64"):
-            raise UsageError(
-                f"precision={precision} is not one of minimal_pairs",
-                fix="give fp32 or float64",
-                code="unknown-precision",
-            )
-        return precision
+        return read_minimal_pairs(settings["files"]["pairs"]), given.precision
 
 
 BUILT_IN: dict[str, Function] = {"finetune": Finetune(), "minimal_pairs": ScoreMinimalPairs()}
@@ -252,17 +224,17 @@ TASKS = Registry(
 
 
 def find_task(name: str) -> EvaluationTask:
-    """Return the task of a function's name.
+    """Return the task with the function of this name.
 
     Raises:
         UsageError: the name is unknown, or cannot be imported.
-        UserError: its file changed after it was imported.
+        UserError: the file of the function changed after it was imported.
     """
     if name in BUILT_IN:
         function = BUILT_IN[name]
         return EvaluationTask(function, {"name": name, "version": str(getattr(function, "version", ""))})
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # for `module:function` of the user's, as with python -m
+        sys.path.append(os.getcwd())  # for `module:function` of a user, as with python -m
     task, package_version = TASKS.find(name)
     check_module_unchanged(task)
     identity = {"name": name}
@@ -276,11 +248,7 @@ def find_task(name: str) -> EvaluationTask:
 
 
 def checked_metrics(name: str, metrics: Any, wanted: tuple[str, ...]) -> dict[str, float]:
-    """The metrics that a function returned, as numbers.
-
-    Raises:
-        UserError: they are no numbers by name, or lack one that the suite reports.
-    """
+    """Return the metrics that a function returned, or refuse them if one that the suite reports is missing."""
     if not isinstance(metrics, Mapping) or not all(isinstance(value, int | float) for value in metrics.values()):
         raise UserError(
             f"the function of task {name} returned {metrics!r:.80}, not numbers by name",
@@ -302,12 +270,16 @@ def _check_metrics(there: Sequence[str], wanted: Sequence[str], introduction: st
         )
 
 
+def own_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a task without those that the suite adds."""
+    return {name: value for name, value in settings.items() if name not in RESERVED}
+
+
 def _read(settings: Mapping[str, Any]) -> tuple[FinetuneSettings, str | None]:
-    """Settings without a model, and the name of the third file, which is scored beside `valid`."""
+    """Return the settings, with an empty model, and the name of the third file, which is scored beside `valid`."""
     from trainer.finetuning.finetune_settings import FinetuneSettings
 
-    own = {name: value for name, value in settings.items() if name not in ("files", "seed", "save_model_to")}
-    given = validate_settings(FinetuneTaskSettings, own, "settings of finetune").model_dump()
+    given = validate_settings(FinetuneTaskSettings, own_settings(settings), "settings of finetune").model_dump()
     files: Mapping[str, Path] = settings["files"]
     others = [name for name in files if name not in _VALID_PARTS]
     if not set(_VALID_PARTS) <= files.keys() or len(others) > 1:

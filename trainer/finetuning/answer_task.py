@@ -1,6 +1,7 @@
 """Extractive question answering: the span of a context that answers a question (Devlin et al. 2018, section 4.2).
 
-A context that exceeds the maximum length is read in windows that overlap by half; the best span of all windows counts.
+A context that exceeds the maximum length is read in windows that overlap by half; the best span of all windows is the
+answer.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 from scipy.special import softmax
 
 from trainer.finetuning.examples import Examples, text_of
-from trainer.finetuning.labeled_tables import is_missing
 from trainer.finetuning.scores import answer_f1, answer_scores
+from trainer.finetuning.tables import is_missing
 from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction, Outputs, Predictions, Task, num_longer
 from trainer.inference.preprocessor import Preprocessor, Row
 
@@ -28,21 +29,19 @@ _NO_ANSWER = "there is no answer, and each question needs one from its context"
 
 @dataclass(frozen=True)
 class Answer:
-    """A span of the context, from the character `start` on."""
+    """A span of the context, from the character `start` on; `others` are more answers that count as right."""
 
     text: str
     start: int
     others: tuple[str, ...] = ()
-    """More answers that count as right."""
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All answers that count as correct."""
         return (self.text, *self.others)
 
 
 Offsets = Sequence[tuple[int, int] | None]
-"""Begin and end of each token in the context, in characters; None of a token outside the context."""
+"""Begin and end of each token in the context, in characters; None for a token outside the context."""
 
 
 class AnswerTask(Task):
@@ -63,7 +62,7 @@ class AnswerTask(Task):
         """Parse an answer's text, or SQuAD's answers; the first one is learned, and all count as right.
 
         SQuAD's files have a list of `{"text": ..., "answer_start": ...}`, its tables one such object whose values are
-        lists, and its predictions one with plain values. A cell of tsv or csv holds such a value as JSON.
+        lists, and its predictions one with plain values. A cell of tsv or csv has such a value as JSON.
         """
         start, others = None, tuple[str, ...]()
         cell = _squad_answers(cell)
@@ -81,7 +80,7 @@ class AnswerTask(Task):
             raise ValueError(
                 f"the answer {answer!r} does not occur in the context, and an extractive model can only select a span"
             )
-        start += len(answer) - len(answer.lstrip())  # white space at its ends belongs to the tokens beside it
+        start += len(answer) - len(answer.lstrip())  # white space around an answer belongs to the tokens beside it
         return Answer(answer.strip(), start, others)
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> EncodedExamples:

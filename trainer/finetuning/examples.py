@@ -9,7 +9,7 @@ from typing import Any
 
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted
-from trainer.finetuning.labeled_tables import column, has_quoted_cells, is_missing, read_table
+from trainer.finetuning.tables import SEPARATORS, column, has_quoted_cells, is_missing, read_table
 
 _EMPTY = "the cell is empty"
 _SHOWN_ROWS = 10
@@ -34,7 +34,7 @@ class Examples:
     num_incomplete: int = 0
     """Rows of the file that were skipped because a cell was empty."""
     bad_rows: dict[int, str] = field(default_factory=dict)
-    """Rows of the file, from 1 on, that were left out by `skip_bad`, and why."""
+    """Numbers, from 1 on, of the rows of the file that `skip_bad` left out, each with the reason."""
     is_quoted_tsv: bool = False
     """Whether they are of a tsv file in which quotation marks enclose cells."""
 
@@ -43,21 +43,22 @@ class Examples:
 
     def take(self, numbers: Sequence[int]) -> Examples:
         """Return the examples with these numbers, in this order."""
-        return Examples(
-            [self.texts[number] for number in numbers],
-            [self.pairs[number] for number in numbers] if self.pairs is not None else None,
-            [self.labels[number] for number in numbers] if self.labels is not None else None,
-            is_quoted_tsv=self.is_quoted_tsv,
+        return replace(
+            self,
+            texts=[self.texts[number] for number in numbers],
+            pairs=None if self.pairs is None else [self.pairs[number] for number in numbers],
+            labels=None if self.labels is None else [self.labels[number] for number in numbers],
+            num_incomplete=0,
         )
 
     @property
     def num_swallowing(self) -> int:
-        """Texts that look like several rows: an unpaired quotation mark swallows rows."""
+        """Number of texts that look like several rows: an unpaired quotation mark swallows rows."""
         texts = [*self.texts, *(self.pairs or [])] if self.is_quoted_tsv else []
         return sum(isinstance(text, str) and "\t" in text and "\n" in text for text in texts)
 
     def warnings(self, lacking: str) -> Iterator[str]:
-        """Yield warnings of rows that were left out, of which `lacking` says what they lack, and that look joined."""
+        """Yield warnings about rows that look joined or were left out; `lacking` is the effect, such as "no vector"."""
         if self.bad_rows:
             first, reason = next(iter(self.bad_rows.items()))
             yield f"warning: {lacking} for {listed_rows([*self.bad_rows])} (row {first:,}, {reason})"
@@ -77,16 +78,15 @@ def read_examples(
 ) -> Examples:
     """Read the examples of a file; `parse_label(cell, text)` is None if labels are not needed.
 
-    `header` is as in `read_table`. `skip_incomplete` accepts ragged rows and skips those with an empty cell. `skip_bad`
-    leaves out every row that has an empty or invalid cell, as long as there are others.
+    `quoting` and `header` are as in `read_table`. `skip_incomplete` accepts ragged rows and skips those with an empty
+    cell. `skip_bad` leaves out every row that has an empty or invalid cell, as long as there are others.
     """
-    table = read_table(path, quoting, header, ragged=skip_incomplete and path.suffix in (".tsv", ".csv"))
+    table = read_table(path, quoting, header, ragged=skip_incomplete and path.suffix in SEPARATORS)
     num_rows = len(table)
     if skip_incomplete:
         named = [columns.text, columns.pair, columns.label if parse_label is not None else None]
         for name in (each for each in named if each in table.columns):
             table = table[[not is_missing(cell) for cell in table[name]]]
-    num_incomplete = num_rows - len(table)
     if len(table) == 0:
         raise UsageError(f"{path} has no rows", fix="give a table with examples", code="no-examples")
     numbers = [int(index) + 1 for index in table.index]
@@ -113,22 +113,20 @@ def read_examples(
     texts = parsed(columns.text, "--text-column", parse_text)
     pairs = parsed(columns.pair, "--pair-column", text_of) if columns.pair is not None else None
     labels = parsed(columns.label, "--label-column", parse_label, texts) if parse_label is not None else None
-    examples = Examples(texts, pairs, labels)
+    examples = Examples(texts, pairs, labels, is_quoted_tsv=quoting and path.suffix == ".tsv")
     if bad:
         examples = examples.take([index for index, row in enumerate(numbers) if row not in bad])
-    is_quoted_tsv = quoting and path.suffix == ".tsv"
-    return replace(
-        examples, num_incomplete=num_incomplete, bad_rows=dict(sorted(bad.items())), is_quoted_tsv=is_quoted_tsv
-    )
+    return replace(examples, num_incomplete=num_rows - len(table), bad_rows=dict(sorted(bad.items())))
 
 
 def _bad_cells(path: Path, name: str, wrong: dict[int, str], num_rows: int, quoting: bool) -> UsageError:
-    """Return the error for cells of a column, by their rows."""
+    """Return the error for cells of a column; `wrong` has the reason by row."""
     empty = [row for row, reason in wrong.items() if reason == _EMPTY]
     if empty:
         unquoted = "; if quotation marks are plain characters, add --no-quoting"
         return UsageError(
-            f"{path} has {len(empty):,} rows of {num_rows:,} without a value in column {name!r}: {listed_rows(empty)}",
+            f"{path} has {counted(len(empty), 'row')} of {num_rows:,} without a value in column {name!r}: "
+            f"{listed_rows(empty)}",
             fix=f"fill them in or remove them{unquoted if quoting and has_quoted_cells(path) else ''}",
             code="empty-cells",
         )
@@ -149,7 +147,7 @@ def listed_rows(rows: Sequence[int]) -> str:
 
 
 def swallowing_warning(num_swallowing: int) -> str:
-    """Return the warning about texts that `num_swallowing` counts."""
+    """Return the warning about texts that `Examples.num_swallowing` counts."""
     return (
         f"warning: {counted(num_swallowing, 'text')} with tabs and line breaks: an unpaired quotation mark "
         "may have joined rows; if quotation marks are plain characters, add --no-quoting"
@@ -160,7 +158,7 @@ def text_of(cell: Any) -> str:
     """Return a cell as text; a number becomes its digits.
 
     Raises:
-        ValueError: the cell holds something else, or a lone surrogate.
+        ValueError: the cell is something else, or contains a lone surrogate.
     """
     if isinstance(cell, float) and cell != cell:
         raise ValueError("the cell is NaN, and this task reads a text")
@@ -168,8 +166,8 @@ def text_of(cell: Any) -> str:
         cell = cell.decode("utf-8")
     if not isinstance(cell, (str, int, float)):
         kind = "list" if hasattr(cell, "__len__") and not isinstance(cell, dict) else type(cell).__name__
-        raise ValueError(f"the cell holds a {kind}, and this task reads a text")
+        raise ValueError(f"the cell contains a {kind}, and this task reads a text")
     text = str(cell)
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("the text holds half a surrogate pair, which is not a character")
+        raise ValueError("the text contains half a surrogate pair, which is not a character")
     return text

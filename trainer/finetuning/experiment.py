@@ -1,7 +1,7 @@
 """An experiment: one or more variants of fitting a task, each with a few learning rates and several seeds.
 
-Variants: `full` trains the pretrained encoder with its head, `frozen` the head alone, `scratch` both from
-random weights, as the control. The first seed tries every learning rate; the others take the best.
+The variant `full` trains the pretrained encoder with a head, `frozen` the head alone, and `scratch` both from random
+weights, as the control. The first seed tries every learning rate; the others take the best.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from trainer.finetuning.fit import Diverged, FitPoint, fit, order, predict
 from trainer.finetuning.frozen import check_room, encoder_taken_out, freeze_encoder, store_hidden_states
 from trainer.finetuning.task_data import TaskData, encode_task, read_task
 from trainer.finetuning.tasks import ExamplePrediction, choosing_metric
-from trainer.inference.batches import Collator
-from trainer.inference.preprocessor import Preprocessor, Row
+from trainer.inference.preprocessor import Collator, Preprocessor, Row
 from trainer.inference.pulled_model import hugging_face_folder
 from trainer.model.pretrained import load_config, load_pretrained, refuse_random_weights
 from trainer.tracking.tracker import MetricLog
@@ -49,20 +48,19 @@ class Experiment:
     """Folder of the pretrained model."""
     data: TaskData
     metric: str
-    """Chooses learning rate, epoch and the best fit, by its value on valid."""
+    """Name of the metric whose value on valid selects learning rate, epoch and the best fit."""
     learning_rates: dict[str, tuple[float, ...]]
     """By variant, in the order in which they are fitted."""
     seeds: tuple[int, ...] = (0, 1, 2)
 
     @property
     def collate(self) -> Collator:
-        """Pads rows for the model."""
-        return Collator(self.data.preprocessor.pad_token_id)
+        return self.data.preprocessor.collate
 
 
 @dataclass(frozen=True)
 class Fit:
-    """One fit: its curves, its scores on the valid and the reported part, and its predictions for the latter."""
+    """One fit: the curves, scores on the valid and the reported part, and predictions for the reported part."""
 
     variant: str
     seed: int
@@ -77,23 +75,26 @@ class Fit:
 
 @dataclass(frozen=True)
 class VariantResult:
-    """All fits of a variant; `fits` are those with the chosen learning rate, one per seed."""
+    """The fits of a variant with the best learning rate, one per seed."""
 
     variant: str
     learning_rate: float
     tried: dict[float, float]
-    """Learning rate to valid score of the first seed."""
+    """Valid score of the first seed by learning rate."""
     fits: tuple[Fit, ...]
     diverged: tuple[float, ...] = ()
     """Learning rates whose fits diverged."""
 
     def best(self, metric: str) -> Fit:
-        """The fit with the best valid score."""
         return max(self.fits, key=lambda one: order(one.valid_scores, metric))
 
+    def scores(self, metric: str) -> list[float]:
+        """Return the score of each seed."""
+        return [one.scores[metric] for one in self.fits]
+
     def mean_and_spread(self, metric: str) -> tuple[float, float]:
-        """Return mean and standard deviation over the seeds; the deviation of one seed is 0."""
-        values = [one.scores[metric] for one in self.fits]
+        """Return mean and standard deviation over the seeds; 0 is the deviation of one seed."""
+        values = self.scores(metric)
         return fmean(values), stdev(values) if len(values) > 1 else 0.0
 
 
@@ -106,18 +107,16 @@ class Best:
 
     @property
     def kept(self) -> tuple[PreTrainedModel, Fit]:
-        """The model and its fit."""
         assert self._kept is not None, "there was a fit"
         return self._kept
 
     def keep(self, model: PreTrainedModel, one: Fit) -> None:
-        """Keep a model if it is better than the current one."""
         if self._kept is None or order(one.valid_scores, self._metric) > order(self.kept[1].valid_scores, self._metric):
             self._kept = model, one
 
 
 def prepare(settings: FinetuneSettings) -> Experiment:
-    """Read the data, open the model, encode, and fix what the fits share; `usual_rates` where no rates are given."""
+    """Read the data, open the model, encode, and fix what the fits share; without learning rates, the usual ones."""
     task, examples = read_task(settings.task, settings.files, settings.columns, settings.split_seed)
     metric = choosing_metric(task, settings.metric)
     encoder = hugging_face_folder(settings.model, settings.tracking_uri)
@@ -144,8 +143,9 @@ def prepare(settings: FinetuneSettings) -> Experiment:
 def usual_rates(variant: str, hidden_size: int) -> tuple[float, ...]:
     """Return learning rates around the usual one for a hidden size.
 
-    It is proportional to hidden_size ** -1.5, at most 1e-3: 5e-5 at 768 and 3e-5 at 1,024, which are among the rates of
-    Devlin et al. 2018, and 7e-4 at 128, the best of three for `small_cpu` on SST-2 (tests/benchmarks/results).
+    The usual one is proportional to hidden_size ** -1.5, at most 1e-3: 5e-5 at 768 and 3e-5 at 1,024, which are among
+    the rates of Devlin et al. 2018, and 7e-4 at 128, the best of three for `small_cpu` on SST-2
+    (tests/benchmarks/results).
     """
     if variant == "frozen":
         return FROZEN_RATES
@@ -184,7 +184,7 @@ def run_variant(
 
 
 def make_model(experiment: Experiment, variant: str, seed: int) -> PreTrainedModel:
-    """Return the model of a variant before its fit, float32; the seed determines the head (scratch: all weights)."""
+    """Return the float32 model of a variant before the fit; the seed determines the head (scratch: all weights)."""
     transformers.set_seed(seed)
     task = experiment.data.task
     folder, purpose = experiment.encoder, f"a model for {task.name}"
@@ -202,7 +202,7 @@ def make_model(experiment: Experiment, variant: str, seed: int) -> PreTrainedMod
 
 
 def _rows_of(experiment: Experiment, variant: str) -> dict[str, Sequence[Row]]:
-    """Return the rows of each part; the hidden states of a frozen encoder, which no seed changes, are computed once."""
+    """Return the rows of each part; for `frozen` with the hidden states of the encoder, which no seed changes."""
     rows: dict[str, Sequence[Row]] = {name: part.encoded.rows for name, part in experiment.data.parts.items()}
     if variant != "frozen":
         return rows
@@ -250,7 +250,7 @@ def _fit_once(
 def _scored(
     experiment: Experiment, model: torch.nn.Module, part_name: str, rows: Sequence[Row], title: str
 ) -> tuple[list[ExamplePrediction], dict[str, float]]:
-    """Return the predictions for a part, and their scores with the loss; `title` names the fit in an error."""
+    """Return the predictions for a part, and the scores with the loss; `title` names the fit in an error."""
     task, part = experiment.data.task, experiment.data.parts[part_name]
     outputs, loss = predict(model, rows, experiment.collate, experiment.settings.batch_size)
     if not all(np.isfinite(logits).all() for output in outputs for logits in output.values()):
@@ -260,4 +260,4 @@ def _scored(
             code="fit-diverged",
         )
     predictions = task.decode(outputs, part.encoded, part.examples)
-    return predictions, {"loss": loss, **task.score(part.examples.labels or [], predictions)}
+    return predictions, {"loss": loss, **task.score(part.labels, predictions)}

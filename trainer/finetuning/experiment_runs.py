@@ -1,4 +1,4 @@
-"""An experiment in MLflow: one run with a child run per fit, delivered like a pretraining run."""
+"""Runs of an experiment in MLflow: a parent run, and a child run for each fit, delivered like a pretraining run."""
 
 from __future__ import annotations
 
@@ -24,18 +24,16 @@ from trainer.tracking.tracker import (
 LOG = logger(__name__)
 
 AWAY_SECONDS = 0.5
-"""What the end of a fit waits for a server that does not answer."""
+"""Time that the end of a fit waits for a server that does not answer."""
 
 
 class ExperimentRuns:
     """The parent run and its children; without `settings` nothing is logged.
 
     A child names its parent by an id that needs no server, so that all runs can be sent later. Until then they wait in
-    `folder`.
+    `folder`. The end of a `with` block ends the run and an unfinished child, with the status of the block.
 
-    As a context it ends the run, and an unfinished child, as the block ends.
-
-    `choice` is how the user chooses another experiment (`Tracker.open`); empty where none can be chosen.
+    `choice` says how the user chooses another experiment (`Tracker.open`); empty if none can be chosen.
     """
 
     def __init__(self, settings: TrackingSettings | None, folder: Path, choice: str = "") -> None:
@@ -59,9 +57,9 @@ class ExperimentRuns:
 
     @contextmanager
     def child(self, name: str, params: Mapping[str, Any]) -> Iterator[MetricLog]:
-        """Start or resume a child run, which fails by a UserError; do not wait for a server that did not answer before.
+        """Start or resume a child run; do not wait for a server that did not answer before.
 
-        What else ends the block ends the child with its parent.
+        A UserError ends the child as failed. Any other exception ends the child together with the parent.
         """
         if self._settings is None or self._tracker is None:
             yield NullTracker()
@@ -84,7 +82,7 @@ class ExperimentRuns:
         self._end_child("FINISHED")
 
     def close(self, status: MlflowStatus) -> None:
-        """End the run and an unfinished child; send what the server lacks if it answers."""
+        """End the run and an unfinished child; if the server answers, send the metrics that it lacks."""
         self._end_child(status)
         self.parent.close(status)
         if self._tracker is None or not self._tracker.is_complete or self._children_are_sent:
@@ -108,7 +106,7 @@ class ExperimentRuns:
         self._child = None
 
     def _warn_once(self, message: str) -> None:
-        """Print a warning once that concerns every fit, such as that the server does not answer."""
+        """Log a warning only once if it concerns every fit, such as that the server does not answer."""
         if message not in self._warned:
             LOG.warning(message)
         self._warned.add(message)

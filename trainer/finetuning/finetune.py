@@ -30,11 +30,11 @@ class FinetuneResult:
     """Result of a fine-tuning."""
 
     folder: Path
-    """The model with the best valid score, as a Hugging Face directory."""
+    """Hugging Face directory of the model with the best valid score."""
     metric: str
-    """The metric that chose it."""
+    """Name of the metric that selected the model."""
     results: tuple[VariantResult, ...]
-    """By variant: the fits of all seeds with their scores, and the learning rates tried."""
+    """For each variant, the fits of all seeds with their scores, and the learning rates tried."""
     report: str
     """The report as text; also `report.txt` in the output directory, beside `scores.json` and `curves.png`."""
     baseline: dict[str, float]
@@ -111,13 +111,9 @@ def finetune(
 
 
 def prepare_experiment(settings: FinetuneSettings, log: Callable[[str], None]) -> Experiment:
-    """Read the data, open the model, encode, and log a description of both with an estimate of the time.
-
-    Raises:
-        UserError: model, files or memory do not fit the task.
-    """
+    """Read the data, open the model, encode, and log a description of both with an estimate of the time."""
     from trainer.finetuning.experiment import prepare
-    from trainer.finetuning.preview import describe, estimate_lines
+    from trainer.finetuning.report import describe, estimate_lines
 
     experiment = prepare(settings)
     log("\n".join(describe(experiment)))
@@ -126,15 +122,11 @@ def prepare_experiment(settings: FinetuneSettings, log: Callable[[str], None]) -
 
 
 def fit_experiment(experiment: Experiment, log: Callable[[str], None]) -> FinetuneResult:
-    """Fit every variant, report, save the best model, and register it if requested.
-
-    Raises:
-        UserError: every fit diverges, the output cannot be written, or the registry refuses the model.
-    """
-    from trainer.finetuning.comparison import Comparison
+    """Fit every variant, report, save the best model, and register it if requested."""
     from trainer.finetuning.experiment import Best, VariantResult, run_variant
     from trainer.finetuning.experiment_runs import ExperimentRuns
     from trainer.finetuning.fitted_model import save_fitted_model
+    from trainer.finetuning.report import Comparison
 
     settings, data, metric = experiment.settings, experiment.data, experiment.metric
     output, best, results = Path(settings.output), Best(metric), list[VariantResult]()
@@ -171,7 +163,6 @@ def fit_experiment(experiment: Experiment, log: Callable[[str], None]) -> Finetu
 
 
 def _run_params(experiment: Experiment) -> dict[str, Any]:
-    """Return the parameters of the parent run."""
     settings, data = experiment.settings, experiment.data
     names = ("task", "text_column", "pair_column", "label_column", "split_seed", "seeds", "epochs", "batch_size")
     return {name: getattr(settings, name) for name in (*names, "early_stopping")} | {
@@ -187,7 +178,6 @@ def _run_params(experiment: Experiment) -> dict[str, Any]:
 
 
 def _fit_facts(experiment: Experiment, one: Fit) -> FitFacts:
-    """Return the origin of the fitted model."""
     from trainer.finetuning.fitted_model import FitFacts
 
     settings, data = experiment.settings, experiment.data
@@ -242,5 +232,5 @@ def _register(settings: FinetuneSettings, folder: Path, run_id: str | None) -> R
 
 
 def _server_option(settings: FinetuneSettings) -> str:
-    """Return the option that names the MLflow server, for a command to print."""
+    """Return the option that names the MLflow server in a printed command."""
     return "".join(f" {quote(word)}" for word in server_options(settings.tracking_uri))

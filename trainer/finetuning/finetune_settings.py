@@ -1,4 +1,4 @@
-"""Settings of a fine-tuning, and their checks, which run before torch is imported."""
+"""Settings of a fine-tuning, and the checks that run before torch is imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from data_prep.base.load_settings import validate_settings
 from trainer.config.registry_settings import check_names
 from trainer.config.run_settings import TrackingSettings
 from trainer.finetuning.examples import Columns
-from trainer.finetuning.labeled_tables import check_readable
+from trainer.finetuning.tables import check_readable
 from trainer.finetuning.task_data import Files, read_task, task_of_columns
 from trainer.finetuning.tasks import TASK_NAMES, TaskName, choosing_metric
 from trainer.inference.preprocessor import SHORTEST
@@ -41,7 +41,7 @@ class FitSettings:
     max_gradient_norm: float = 1.0
     """Gradients are clipped to this norm; 0 disables clipping."""
     keep: Literal["best", "last"] = "best"
-    """Which epoch's weights a fit leaves: the one with the best valid score, or the last one, which needs no score."""
+    """The epoch whose weights the fitted model has: that of the best valid score, or the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,18 +74,16 @@ class FinetuneSettings(FitSettings):
 
     @property
     def files(self) -> Files:
-        """The tables and how they are read."""
         valid, test = (None if path is None else Path(path) for path in (self.valid, self.test))
         return Files(Path(self.train), valid, test, self.quoting, self.header, self.skip_incomplete)
 
     @property
     def columns(self) -> Columns:
-        """The columns that the task reads."""
         return Columns(self.text_column, self.pair_column, self.label_column)
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The variants to fit, each once; text separates them by commas."""
+        """The variants to fit, each once; in a text they are separated by commas."""
         names = self.compare.split(",") if isinstance(self.compare, str) else self.compare
         return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
 

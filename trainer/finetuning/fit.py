@@ -1,4 +1,4 @@
-"""One fit: the Hugging Face Trainer trains a model on rows, scores it after each epoch, and restores the best epoch."""
+"""One fit: transformers' Trainer trains a model on rows, scores it after each epoch, and restores the best epoch."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ from data_prep.base.errors import UserError
 from trainer.distributed.memory import keep_freed_memory
 from trainer.finetuning.finetune_settings import FitSettings
 from trainer.finetuning.tasks import Output
-from trainer.inference.batches import Collator, row_length
-from trainer.inference.preprocessor import Row
+from trainer.inference.preprocessor import Collator, Row, row_length
 from trainer.model.quiet_transformers import quiet_transformers
 
 TRAIN_LOSSES_PER_EPOCH = 10
 FEWEST_GROUPED_BATCHES = 1000
-"""The Trainer sorts groups of 50 batches by length. With fewer batches than this an epoch would be a few sorted runs,
-and its order nearly the same each time."""
+"""The Trainer sorts groups of 50 batches by length. An epoch of fewer batches would be a few sorted groups, in nearly
+the same order every time."""
 _LOGITS = ("logits", "start_logits", "end_logits")
 
 Score = Callable[[torch.nn.Module], dict[str, float]]
-"""Gives a model's loss and metrics on the valid rows."""
+"""Returns the loss and the metrics of a model on the valid rows."""
 
 
 class FitPoint(NamedTuple):
-    """A value on a curve, with the metric's name in MLflow: train/loss, valid/loss, valid/accuracy."""
+    """A value on a curve; `name` is that of the metric in MLflow, such as train/loss or valid/accuracy."""
 
     epoch: float
     step: int
@@ -71,10 +70,10 @@ def fit(
     seed: int,
     record: Callable[[FitPoint], None] = lambda point: None,
 ) -> FitRecord:
-    """Train the parameters that have gradients; the valid `score` selects the epoch whose weights stay, unless
-    `settings.keep` is last.
+    """Train the parameters that require gradients.
 
-    The seed determines everything random; the head was initialized before.
+    `score` selects the epoch whose weights the model has in the end, unless `settings.keep` is last. The head was
+    initialized before; the seed determines everything else that is random.
 
     Raises:
         Diverged: the outputs are not finite after the first epoch.
@@ -131,7 +130,7 @@ def fit(
 
 
 def groups_by_length(rows: Sequence[Row], batch_size: int) -> bool:
-    """Return whether training batches hold rows of similar length, so that there is little padding."""
+    """Return whether a training batch has rows of similar length, so that there is little padding."""
     return "input_ids" in rows[0] and len(rows) >= FEWEST_GROUPED_BATCHES * batch_size
 
 
@@ -140,11 +139,10 @@ def predict(
 ) -> tuple[list[Output], float]:
     """Return the outputs of every row in order, without padding, and the mean loss (NaN for rows without labels).
 
-    The loss is the mean over rows of their batches' losses. The Trainer's own prediction would pad the logits of all
-    rows to the longest, and batch rows as they come.
+    The loss is the mean of the losses of the batches, weighted by their rows. `Trainer.predict` would pad the logits of
+    all rows to the longest, and batch rows of different lengths.
     """
-    was_training = model.training
-    model.eval()
+    model.eval()  # the Trainer sets the mode of training in every step
     outputs: list[Output] = [{}] * len(rows)
     loss_sum = 0.0
     for indices, batch in collate.by_length(rows, batch_size, next(model.parameters()).device):
@@ -158,12 +156,11 @@ def predict(
                 name: (array[position] if array.ndim == 2 and name == "logits" else array[position, :length]).copy()
                 for name, array in arrays.items()
             }
-    model.train(was_training)
     return outputs, loss_sum / max(1, len(rows))
 
 
 class _Trainer(Trainer):
-    """The Trainer with our evaluation: tasks score whole examples, not padded arrays of logits."""
+    """The Trainer with an evaluation by `score`: tasks score whole examples, not padded arrays of logits."""
 
     score: Score
 
@@ -178,7 +175,7 @@ class _Trainer(Trainer):
 class FitRecord(TrainerCallback):
     """The curves of a fit, and the scores of the epoch whose weights the model has in the end.
 
-    It keeps the weights of the best epoch in memory; the Trainer's own way writes the whole model to disk after each.
+    The record keeps the weights of the best epoch in memory; the Trainer would write the model to disk in every epoch.
     """
 
     def __init__(self, metric: str, settings: FitSettings, record: Callable[[FitPoint], None]) -> None:
@@ -196,7 +193,7 @@ class FitRecord(TrainerCallback):
             elif name.startswith("eval_"):
                 name = f"valid/{name.removeprefix('eval_')}"
             else:
-                continue  # its own timings at the end
+                continue  # the Trainer's timings
             self.points.append(FitPoint(float(state.epoch or 0.0), state.global_step, name, float(value)))
             self._record(self.points[-1])
 
@@ -213,7 +210,6 @@ class FitRecord(TrainerCallback):
             }
 
     def restore_best(self, model: PreTrainedModel) -> None:
-        """Restore the weights of the best epoch."""
         parameters = dict(model.named_parameters())
         with torch.no_grad():
             for name, weight in self._best_weights.items():

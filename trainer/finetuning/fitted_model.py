@@ -1,8 +1,8 @@
-"""The folder of a fitted model: Hugging Face format, loadable without this project, with its origin.
+"""The folder of a fitted model, in the Hugging Face format, which other programs load without this project.
 
-config.json model.safetensors          the encoder with its head; class names in id2label
-tokenizer.json tokenizer.model ...     the encoder's tokenizer, byte for byte
-README.md finetune.json provenance.json
+config.json model.safetensors              the encoder with the head; class names in id2label
+tokenizer.json tokenizer.model ...         the tokenizer of the encoder, byte for byte
+README.md finetune.json provenance.json    the origin
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from trainer.finetuning.examples import Examples
 from trainer.finetuning.fit import predict
 from trainer.finetuning.task_data import make_task
 from trainer.finetuning.tasks import ExamplePrediction, Task, TaskName
-from trainer.inference.batches import Collator
 from trainer.inference.preprocessor import SHORTEST, Preprocessor
 from trainer.model.model_folder import FINETUNE_FILE, PROVENANCE_FILE, not_fine_tuned, read_json, read_provenance
 from trainer.model.pretrained import load_config, load_pretrained
@@ -55,17 +54,16 @@ class FitFacts:
     scored_on: str
     train_sha256: str
     scored_sha256: str | None = None
-    """Of the examples that `scores` were measured on, by `Files.examples_sha256`."""
+    """Digest of the examples that `scores` were measured on, by `Files.examples_sha256`."""
     quoting: bool = True
-    """Whether quotation marks of its tables enclose cells."""
+    """Whether quotation marks in the tables enclose cells."""
     baseline: str = ""
     """What the yardstick of the scores predicts."""
     baseline_scores: dict[str, float] = field(default_factory=dict)
-    """Scores of this yardstick."""
 
 
 def read_facts(folder: Path) -> FitFacts | None:
-    """Read finetune.json; None if there is none, as in folders from elsewhere."""
+    """Read finetune.json; return None if there is none, as in folders from elsewhere."""
     path = folder / FINETUNE_FILE
     values = read_json(path)
     try:
@@ -79,14 +77,14 @@ def read_facts(folder: Path) -> FitFacts | None:
 
 
 def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts: FitFacts, run_id: str | None) -> None:
-    """Write the folder; `source` is the encoder's, for tokenizer and origin."""
+    """Write the folder; tokenizer and origin are those of the encoder in the folder `source`."""
     try:
         with quiet_transformers():
             model.save_pretrained(str(output))
         _copy_tokenizer(source, output)
         _write_json(output / FINETUNE_FILE, asdict(facts))
         base = read_provenance(source)
-        is_scratch = facts.variant == "scratch"  # its weights were not trained on the encoder's data
+        is_scratch = facts.variant == "scratch"  # its weights have not seen the data of the encoder
         provenance: dict[str, Any] = {
             "task": facts.task,
             "variant": facts.variant,
@@ -113,7 +111,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
 
 
 def save_without_head(model: PreTrainedModel, source: Path, output: Path) -> None:
-    """Write a fitted model without the weights of its classifier, as a start for fits to other labels.
+    """Write a fitted model without the weights of the classifier, as a start for fits to other labels.
 
     `source` is the folder of the encoder, whose tokenizer is copied.
 
@@ -142,7 +140,7 @@ class FittedModel:
 
     @classmethod
     def load(cls, folder: Path) -> FittedModel:
-        """Load a folder that `save_fitted_model` wrote, or one of a classifier, tagger or reader from elsewhere.
+        """Load a folder that `save_fitted_model` wrote, or a classifier, tagger or question answerer from elsewhere.
 
         Raises:
             UserError: the folder is not a fitted model.
@@ -163,7 +161,7 @@ class FittedModel:
         """Return a prediction for each example, and the number of texts that exceeded the maximum length."""
         with quiet_transformers():
             encoded = self.task.encode(examples, self.preprocessor)
-        outputs, _ = predict(self.model, encoded.rows, Collator(self.preprocessor.pad_token_id), batch_size)
+        outputs, _ = predict(self.model, encoded.rows, self.preprocessor.collate, batch_size)
         return self.task.decode(outputs, encoded, examples), encoded.num_truncated
 
 

@@ -1,4 +1,4 @@
-"""A frozen encoder: its hidden states never change, so they are computed once and only the head is trained.
+"""A frozen encoder: the hidden states never change, so they are computed once, and only the head is trained.
 
 The head is everything after the last layer's hidden states: the pooler, if the model has one, and the classifier. The
 pooler belongs to the head because a model pretrained without sentence pairs has no trained one.
@@ -16,12 +16,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from data_prep.base.errors import UserError
-from trainer.inference.batches import Collator, row_length
-from trainer.inference.preprocessor import Row
+from trainer.inference.preprocessor import Collator, Row, row_length
 
 GIB = 1 << 30
 MEMORY_SHARE = 0.5
-"""Of the memory that is free, what stored hidden states may take."""
+"""Share of the free memory that stored hidden states may take."""
 _LABELS = ("labels", "start_positions", "end_positions")
 
 
@@ -33,27 +32,26 @@ class StoredEncoder(torch.nn.Module):
         self.pooler = pooler
 
     def forward(
-        self, input_ids: torch.Tensor | None = None, inputs_embeds: torch.Tensor | None = None, **unused: Any
+        self, input_ids: None = None, *, inputs_embeds: torch.Tensor, **unused: Any
     ) -> BaseModelOutputWithPooling:
-        assert inputs_embeds is not None, "rows of a frozen model hold hidden states"
         pooled = self.pooler(inputs_embeds) if self.pooler is not None else None
         return BaseModelOutputWithPooling(last_hidden_state=inputs_embeds, pooler_output=pooled)
 
 
 @contextmanager
 def encoder_taken_out(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """Within the block the model reads stored hidden states as `inputs_embeds`, and has only its head to train."""
+    """Replace the encoder within the block: the model reads stored hidden states, as `inputs_embeds`."""
     encoder = model.base_model
     stand_in = StoredEncoder(getattr(encoder, "pooler", None)).to(model.device)
     setattr(model, model.base_model_prefix, stand_in)
     try:
         yield model
     finally:
-        setattr(model, model.base_model_prefix, encoder)  # its own pooler was trained
+        setattr(model, model.base_model_prefix, encoder)  # which has the trained pooler
 
 
 def store_hidden_states(model: PreTrainedModel, rows: Sequence[Row], collate: Collator, batch_size: int) -> list[Row]:
-    """Return the rows with the encoder's last hidden states, (row_length, hidden_size) float32, instead of ids.
+    """Return the rows with the last hidden states of the encoder, (row_length, hidden_size) float32, instead of ids.
 
     A head that reads [CLS] alone gets only that position.
     """

@@ -1,7 +1,7 @@
 """Regression: one number for each text, or for each pair of texts.
 
-A fit learns standardized labels, (label - mean) / deviation over the training examples, so that its learning rates suit
-labels of any scale and offset. The saved head contains mean and deviation: the model alone predicts labels.
+A fit learns standardized labels, (label - mean) / deviation over the training examples, so that the usual learning
+rates suit labels of any scale and offset. The saved head contains mean and deviation: the model alone predicts labels.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction, Outputs
 
 LARGEST_LABEL = float(np.finfo(np.float32).max)
 FEWEST_STEPS = 100
-"""A model computes in float32. With fewer representable numbers than this in one deviation of the labels, rounding
-hides differences that a fit could learn."""
+"""Representable float32 numbers in one deviation of the labels; with fewer, rounding hides what a fit could learn."""
 OUTLIER_SHARE = 0.5
 """One label with more than this share of the labels' variance determines the scale of all."""
 
 
 class RegressionTask(SequenceTask):
-    """`mean` and `deviation` are those of the labels that a fit standardizes; a saved model has 0 and 1."""
+    """A number for each text. `mean` and `deviation` are those of the training labels; for a saved model, 0 and 1."""
 
     name = "regression"
     metrics = ("spearman", "pearson", "rmse")
@@ -39,7 +38,6 @@ class RegressionTask(SequenceTask):
         self.mean, self.deviation = mean, deviation
 
     def standardized(self, labels: Sequence[float]) -> RegressionTask:
-        """Return the task for fits to these labels."""
         mean, deviation = mean_and_deviation(labels)
         return RegressionTask(self.needs_pair, mean, deviation or 1.0)
 
@@ -84,7 +82,7 @@ class RegressionTask(SequenceTask):
         return lambda text: mean, f"the mean of the training labels, {self.show_label(mean)}"
 
     def is_constant(self, labels: Sequence[float], predictions: Sequence[ExamplePrediction]) -> bool:
-        """Return whether the predictions vary by less than a tenth of what the labels do."""
+        """Return whether the deviation of the predictions is less than a tenth of that of the labels."""
         _, of_labels = mean_and_deviation(labels)
         _, of_predictions = mean_and_deviation([prediction.label for prediction in predictions])
         return of_predictions < 0.1 * of_labels
@@ -114,7 +112,7 @@ class RegressionTask(SequenceTask):
 
 
 def mean_and_deviation(labels: Sequence[float]) -> tuple[float, float]:
-    """Return mean and standard deviation; a deviation of 0 means that all are equal, however small they are."""
+    """Return mean and standard deviation; a deviation of 0 means that all labels are equal, however small they are."""
     values = np.asarray(labels, np.float64)
     middle = float(values.min() / 2 + values.max() / 2)
     scale = float(np.abs(values - middle).max())  # squares of tiny and of huge differences leave float64's range
@@ -125,7 +123,7 @@ def mean_and_deviation(labels: Sequence[float]) -> tuple[float, float]:
 
 
 def last_layer(model: Any) -> Any:
-    """Return the linear layer that gives the head's one number."""
+    """Return the linear layer whose output is the one number of the head."""
     import torch
 
     encoder = f"{model.base_model_prefix}."

@@ -1,4 +1,4 @@
-"""Scores of predictions: agreement of classes, correlation, entities, and answers."""
+"""Scores of predictions of classes, numbers, tags and answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import string
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,17 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, precision_recall_fscore_support
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def figure(value: float) -> str:
+    """Return a score with four decimals, or with three digits: an error in the unit of labels can have any size."""
+    return f"{value:.4f}" if value == 0.0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
+
+
+def figure_of_seeds(values: Sequence[float]) -> str:
+    """Return the mean of a score over seeds, and the standard deviation if there are several."""
+    mean = figure(fmean(values))
+    return f"{mean} ± {figure(stdev(values))}" if len(values) > 1 else mean
 
 
 class Entity(NamedTuple):
@@ -46,7 +58,7 @@ def regression_scores(labels: Sequence[float], predicted: Sequence[float]) -> di
     if len(set(labels)) < 2 or len(set(predicted)) < 2:
         return {"spearman": 0.0, "pearson": 0.0, "rmse": error}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of inputs that hardly vary, which the report names
+        warnings.simplefilter("ignore")  # the report warns of inputs that hardly vary
         correlations = {
             "spearman": float(spearmanr(labels, predicted).statistic),
             "pearson": float(pearsonr(labels, predicted).statistic),
@@ -55,7 +67,7 @@ def regression_scores(labels: Sequence[float], predicted: Sequence[float]) -> di
 
 
 def tagging_scores(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return accuracy of words, and F1, precision and recall of entities (tags B-, I- and O), else means over tags."""
+    """Return accuracy of words, and F1, precision and recall: of entities (tags B-, I- and O), else means over tags."""
     flat = [
         (tag, guess)
         for tags, guesses in zip(labels, predicted, strict=True)
@@ -83,7 +95,7 @@ def marks_entities(tags: set[str]) -> bool:
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """Return the entities of a sentence; an I- that continues no entity of its type begins one, as in conlleval."""
+    """Return the entities of a sentence; as in conlleval, an I- that continues no entity of its type begins one."""
     spans: list[Entity] = []
     for index, tag in enumerate(tags):
         if tag == "O" or len(tag) < 3:

@@ -26,7 +26,7 @@ FEWEST_EXAMPLES = 4
 
 @dataclass(frozen=True)
 class Files:
-    """The given files; missing valid and test data are split off train, but no test data if there is a valid file."""
+    """The given files; missing valid and test data are split off train, but no test data if a valid file is given."""
 
     train: Path
     valid: Path | None = None
@@ -35,16 +35,15 @@ class Files:
     header: bool = True
     """Whether the first line of tsv and csv names the columns; without it, their names are "1", "2", ..."""
     skip_incomplete: bool = False
-    """Skip and count the rows of tsv and csv that lack a cell, where they are an error otherwise."""
+    """Skip and count the rows of tsv and csv that lack a cell, which are an error otherwise."""
 
     @property
     def given(self) -> dict[str, Path]:
-        """Return the files by part."""
         named = {"train": self.train, "valid": self.valid, "test": self.test}
         return {part: path for part, path in named.items() if path is not None}
 
     def examples_sha256(self, part: str, split_seed: int) -> str:
-        """Return a digest of what a part is: of its file, or of the training file and the seed that split it off."""
+        """Return a digest of a part: of its file, or of the training file and the seed that split the part off."""
         if part in self.given:
             return storage.sha256_of(self.given[part])
         return hashlib.sha256(f"{storage.sha256_of(self.train)} {part} {split_seed}".encode()).hexdigest()
@@ -52,10 +51,14 @@ class Files:
 
 @dataclass(frozen=True)
 class Part:
-    """Examples, and their rows for the model."""
+    """Labeled examples, and their rows for the model."""
 
     examples: Examples
     encoded: EncodedExamples
+
+    @property
+    def labels(self) -> list[Any]:
+        return self.examples.labels or []
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,6 @@ class TaskData:
 
     task: Task
     preprocessor: Preprocessor
-    """What encoded the parts."""
     parts: dict[str, Part]
 
     @property
@@ -74,13 +76,11 @@ class TaskData:
 
     @property
     def reported(self) -> Part:
-        """That part."""
         return self.parts[self.scored_on]
 
     @property
     def train_labels(self) -> list[Any]:
-        """Labels of the training examples."""
-        return self.parts["train"].examples.labels or []
+        return self.parts["train"].labels
 
     def baseline(self, part: str) -> list[ExamplePrediction]:
         """Return the predictions of the task's yardstick for a part."""
@@ -88,22 +88,19 @@ class TaskData:
         return [ExamplePrediction(guess(text)) for text in self.parts[part].examples.texts]
 
     def baseline_scores(self, part: str) -> dict[str, float]:
-        """Return the scores of these predictions."""
-        return self.task.score(self.parts[part].examples.labels or [], self.baseline(part))
+        return self.task.score(self.parts[part].labels, self.baseline(part))
 
     @property
     def reported_baseline(self) -> dict[str, float]:
-        """Those for the reported part."""
         return self.baseline_scores(self.scored_on)
 
     @property
     def num_examples(self) -> dict[str, int]:
-        """Examples by part."""
         return {name: len(part.examples) for name, part in self.parts.items()}
 
 
 def make_task(name: str, names: Sequence[str] = (), pair: bool = False) -> Task:
-    """Return the task of this name for these classes; only regression reads `pair`."""
+    """Return the task of this name for the classes `names`; only regression reads `pair`."""
     if name in ("classification", "pair_classification"):
         return ClassificationTask(names, pair=name == "pair_classification")
     if name == "regression":
@@ -112,7 +109,7 @@ def make_task(name: str, names: Sequence[str] = (), pair: bool = False) -> Task:
 
 
 def task_of_columns(name: str, pair_column: str | None) -> Task:
-    """Return the task of this name before its classes are known."""
+    """Return the task of this name without its classes, or refuse a missing or unexpected column of pairs."""
     task = make_task(name, pair=pair_column is not None)
     if task.needs_pair and pair_column is None:
         raise UsageError(
@@ -130,7 +127,7 @@ def task_of_columns(name: str, pair_column: str | None) -> Task:
 
 
 def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Task, dict[str, Examples]]:
-    """Return the task with the classes of the training examples, and the examples of train, valid and perhaps test."""
+    """Return the task with the classes of the training examples, and the examples of train, valid and, if any, test."""
     task = task_of_columns(name, columns.pair)
     examples = {
         part: read_examples(
@@ -166,7 +163,6 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
 
 
 def encode_task(task: Task, examples: dict[str, Examples], preprocessor: Preprocessor) -> TaskData:
-    """Encode every part."""
     with quiet_transformers():  # it warns of texts that exceed the maximum length; they are counted here
         parts = {part: Part(some, task.encode(some, preprocessor)) for part, some in examples.items()}
     return TaskData(task, preprocessor, parts)
@@ -185,7 +181,7 @@ def class_names(labels: Sequence[str], path: Path) -> tuple[str, ...]:
 
 
 def split(groups: Sequence[Hashable], fractions: Sequence[float], seed: int) -> list[list[int]]:
-    """Split the numbers 0 to len(groups) - 1: first the rest, then a part for each fraction.
+    """Split the numbers 0 to len(groups) - 1 into the remainder, which comes first, and one part for each fraction.
 
     Each group (a class) is shuffled and cut on its own; fractions of an example are carried to the next group, so that
     the sizes of the parts are exact within one example. Every number is in exactly one part.
@@ -202,7 +198,7 @@ def split(groups: Sequence[Hashable], fractions: Sequence[float], seed: int) -> 
         start = 0
         for part, fraction in enumerate(fractions):
             owed[part] += fraction * len(members)
-            taken = min(round(owed[part]), len(members) - start - 1)  # training keeps one of each group
+            taken = min(round(owed[part]), len(members) - start - 1)  # one of each group is left for training
             taken = max(taken, 0)
             owed[part] -= taken
             parts[part + 1] += members[start : start + taken]
@@ -214,7 +210,7 @@ def split(groups: Sequence[Hashable], fractions: Sequence[float], seed: int) -> 
 def data_lines(data: TaskData) -> Iterator[str]:
     """Yield lines that describe the parts."""
     for name, part in data.parts.items():
-        yield f"{name:<6}{len(part.examples):>9,} examples  {_classes(part.examples.labels or [])}"
+        yield f"{name:<6}{len(part.examples):>9,} examples  {_classes(part.labels)}"
     num_truncated = sum(part.encoded.num_truncated for part in data.parts.values())
     if num_truncated:
         how = "read in windows of this length" if isinstance(data.task, AnswerTask) else "truncated"
@@ -233,7 +229,7 @@ def data_lines(data: TaskData) -> Iterator[str]:
         yield f"warning: {counted(num_repeated, 'example')} of valid and test with the text of a training example"
     yield from (f"warning: {text}" for text in data.task.label_warnings(data.train_labels))
     for name, part in data.parts.items():
-        constant = data.task.constant_label(part.examples.labels or [])
+        constant = data.task.constant_label(part.labels)
         if constant is not None:
             effect = {
                 "train": "a fit learns nothing else",
@@ -248,7 +244,7 @@ def data_lines(data: TaskData) -> Iterator[str]:
 
 
 def _cut_missing(examples: dict[str, Examples], groups: Sequence[Any], seed: int) -> dict[str, Examples]:
-    """Split missing parts off train; `groups` are the classes of train, each split in proportion."""
+    """Split missing parts off train; `groups` are the classes of the training examples, each split in proportion."""
     missing = [part for part in ("valid", "test") if part not in examples and "valid" not in examples]
     if not missing:
         return examples
@@ -259,7 +255,7 @@ def _cut_missing(examples: dict[str, Examples], groups: Sequence[Any], seed: int
 
 
 def _check_classes_repeat(labels: Sequence[str], path: Path) -> None:
-    """Refuse labels that mostly occur once: numbers or texts that were read as classes."""
+    """Refuse labels most of which occur once: they are numbers or texts that were read as classes."""
     classes = sorted(set(labels))
     if len(classes) > 2 and 2 * len(classes) > len(labels):
         raise UsageError(

@@ -1,7 +1,7 @@
 """Tasks: reading of cells, encoding of texts, decoding of outputs, scoring of predictions.
 
-Everything else (fits, comparison, prediction) uses only the methods of `Task`. `RegressionTask` and `AnswerTask` have
-their own modules.
+Everything else (fits, comparison, prediction) uses only the methods of `Task`. `RegressionTask` and `AnswerTask` are in
+modules of their own.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from scipy.special import softmax
 
 from data_prep.base.errors import UsageError
 from trainer.finetuning.examples import Examples, text_of
-from trainer.finetuning.labeled_tables import is_missing
 from trainer.finetuning.scores import classification_scores, tagging_scores
-from trainer.inference.preprocessor import Preprocessor, Row
+from trainer.finetuning.tables import is_missing
+from trainer.inference.preprocessor import IGNORED, Preprocessor, Row
 
 TaskName = Literal["classification", "pair_classification", "regression", "token_classification", "question_answering"]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
-IGNORED = -100
-"""Label of a position that counts for nothing in transformers' losses."""
 OUTSIDE = "O"
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0")
 
 Output = Mapping[str, np.ndarray]
-"""What the model gave for one row, without padding: logits (num_labels,) or (length, num_labels), and the like."""
+"""Outputs of the model for one row, without padding: logits (num_labels,) or (length, num_labels), and the like."""
 Outputs = Sequence[Output]
 
 
@@ -41,11 +39,11 @@ class EncodedExamples:
     rows: list[Row]
     example_of_row: list[int]
     num_tokens: list[int]
-    """Of each example before truncation, special tokens included."""
+    """Tokens of each example before truncation, special tokens included."""
     num_truncated: int
-    """Examples longer than the model takes: truncated, or read in several windows."""
+    """Number of examples longer than the model takes, which were truncated or are read in several windows."""
     offsets: list[Any] = field(default_factory=list)
-    """Of each row where its tokens lie in the text, for tasks that answer with positions."""
+    """Positions of the tokens of each row in the text, for tasks that answer with positions."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class ExamplePrediction:
     label: Any
     probability: float | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """More columns of a table of predictions."""
+    """Further columns of a table of predictions."""
 
 
 Predictions = list[ExamplePrediction]
@@ -68,7 +66,7 @@ class Task(ABC):
     auto_class: str
     """The class of transformers that has the head."""
     metrics: tuple[str, ...]
-    """The first chooses between fits; greater is better for it."""
+    """Names of the scores. The first one, of which greater is better, selects between fits by default."""
     example_score: str
     """What `score_example` measures, as the heading of a table."""
     baseline_name = "majority"
@@ -80,7 +78,7 @@ class Task(ABC):
     """The classes in the order of the model's outputs; empty where labels are no classes, or not known yet."""
 
     def head_options(self) -> dict[str, Any]:
-        """Return the settings of the head in config.json: number of labels, their names, problem type."""
+        """Return the settings of the head in config.json: number and names of the labels, and the problem type."""
         return {
             "num_labels": len(self.names),
             "id2label": dict(enumerate(self.names)),
@@ -88,20 +86,12 @@ class Task(ABC):
         }
 
     def parse_text(self, cell: Any) -> Any:
-        """Return the text of a cell.
-
-        Raises:
-            ValueError: the cell has no text.
-        """
+        """Return the text of a cell, or raise ValueError."""
         return text_of(cell)
 
     @abstractmethod
     def parse_label(self, cell: Any, text: Any) -> Any:
-        """Return the label of a cell.
-
-        Raises:
-            ValueError: the cell has no label; the message states its content and what it must be.
-        """
+        """Return the label of a cell, or raise a ValueError that states what the cell has and what it must have."""
 
     @abstractmethod
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> EncodedExamples: ...
@@ -115,7 +105,7 @@ class Task(ABC):
 
     @abstractmethod
     def yardstick(self, train: Sequence[Any]) -> tuple[Callable[[Any], Any], str]:
-        """Return what every score is compared with: labels for texts from the training labels alone, and in words."""
+        """Return the yardstick of every score: a function of a text, by training labels alone, and what it predicts."""
 
     def is_constant(self, labels: Sequence[Any], predictions: Sequence[ExamplePrediction]) -> bool:
         """Return whether the predictions are (nearly) the same for every text, although the labels are not."""
@@ -131,10 +121,9 @@ class Task(ABC):
         yield from ()
 
     def finish(self, model: Any) -> None:  # noqa: B027
-        """Change the head of a fitted model such that its outputs mean labels without this task; here, nothing."""
+        """Change the head of a fitted model so that the outputs are labels without this task; here, nothing."""
 
     def show_label(self, label: Any) -> str:
-        """Return a label as text."""
         return str(label)
 
 
@@ -213,7 +202,7 @@ class TokenTask(Task):
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
-        # A truncated word has no prediction and gets the most frequent tag.
+        # The tag of truncated words, for which there is no prediction.
         self.default = OUTSIDE if OUTSIDE in self.names or not self.names else self.names[0]
 
     def parse_text(self, cell: Any) -> list[str]:
@@ -291,7 +280,7 @@ def choosing_metric(task: Task, requested: str | None) -> str:
 
 
 def _values(labels: Sequence[Any]) -> set[Any]:
-    """Return the different labels; those of all words for lists of tags."""
+    """Return the different labels; for lists of tags, the different tags."""
     return {each for label in labels for each in (label if isinstance(label, list) else [label])}
 
 
@@ -312,7 +301,7 @@ def _items(cell: Any, what: str) -> list[Any]:
     if isinstance(cell, np.ndarray):
         return list(cell.tolist())
     if not isinstance(cell, list):
-        raise ValueError(f"the cell holds a {type(cell).__name__}, and this task reads a list of {what}, or a text")
+        raise ValueError(f"the cell contains a {type(cell).__name__}, and this task reads a list of {what}, or a text")
     return cell
 
 

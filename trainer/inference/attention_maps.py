@@ -1,4 +1,4 @@
-"""The attention of an encoder's heads over a sentence: who looks where, as arrays."""
+"""The attention of an encoder's heads over a sentence, as arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from data_prep.base.errors import UsageError
-from trainer.inference.batches import Collator
 from trainer.inference.fill_mask import METASPACE
 from trainer.inference.preprocessor import Preprocessor
 from trainer.model.pretrained import load_pretrained, refuse_random_weights
@@ -17,39 +16,33 @@ from trainer.model.pretrained import load_pretrained, refuse_random_weights
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """`weights` (num_layers, num_heads, length, length) float32, a row for each looking token, rows sum to 1."""
+    """`weights` (num_layers, num_heads, length, length) float32: a row for each token that attends; rows sum to 1."""
 
     tokens: tuple[str, ...]
     weights: np.ndarray
 
 
 def attention_maps(folder: Path, first: str, second: str | None = None) -> AttentionMaps:
-    """Run the model in `folder` over a sentence or a pair.
+    """Run the encoder in `folder` over a sentence or a pair.
 
     Raises:
-        UserError: the directory is not an encoder.
-        UsageError: the text is empty or longer than the model takes.
+        UsageError: the text is empty or longer than the model takes; it is raised before the model is loaded.
     """
     if not first.strip():
-        raise UsageError(
-            "the text is empty",
-            fix="give a sentence",
-            code="empty-text",
-        )
+        raise UsageError("the text is empty", fix="give a sentence", code="empty-text")
     preprocessor = Preprocessor.load(folder)
     rows, (length,) = preprocessor.rows([first], None if second is None else [second])
     if length > preprocessor.max_length:
-        most = preprocessor.max_length
         raise UsageError(
-            f"the text has {length:,} tokens, and the model takes {most:,}",
+            f"the text has {length:,} tokens, and the model takes {preprocessor.max_length:,}",
             fix="give a shorter text",
             code="text-too-long",
         )
-    # Only the plain implementation keeps the weights; the fused ones never make them.
+    # The fused implementations of attention never compute the weights.
     model, missing = load_pretrained("AutoModel", folder, "an encoder", attn_implementation="eager")
     refuse_random_weights(missing, folder, "an encoder", but=("pooler.",))
     with torch.inference_mode():
-        attentions = model(**Collator(preprocessor.pad_token_id)(rows), output_attentions=True).attentions
+        attentions = model(**preprocessor.collate(rows), output_attentions=True).attentions
     tokens = tuple(
         piece.replace(METASPACE, " ").strip() or piece
         for piece in preprocessor.tokenizer.convert_ids_to_tokens(rows[0]["input_ids"])

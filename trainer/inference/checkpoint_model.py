@@ -1,4 +1,4 @@
-"""Fill masks with a run's own checkpoint: before an export, and for models that transformers lacks."""
+"""Fill masks with a checkpoint of a run: before an export, and for models that transformers lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from data_prep.tokenizer.hugging_face_tokenizer import write_hugging_face_tokenizer
-from trainer.config.run_config import RunConfig
 from trainer.hf_export.export import build_model
 from trainer.hf_export.export_source import read_source
 from trainer.hf_export.parity import EncodedSequence, pack_rows
@@ -20,14 +19,13 @@ from trainer.objectives.pretraining import PretrainingModel
 
 
 class MaskedLogits(NamedTuple):
-    """As transformers' models answer."""
+    """The output of a masked language model, as transformers names it; `logits` (1, length, padded_vocab_size)."""
 
     logits: torch.Tensor
-    """(1, length, padded_vocab_size)."""
 
 
 class CheckpointMaskedLM(nn.Module):
-    """Our model behind what `FillMask` asks of transformers' masked language models: one text at a time."""
+    """The pretrained model with the interface that `FillMask` needs: one text at a time."""
 
     def __init__(self, model: PretrainingModel) -> None:
         super().__init__()
@@ -35,24 +33,20 @@ class CheckpointMaskedLM(nn.Module):
         self.config = model.config
 
     def forward(self, input_ids: torch.Tensor, attention_mask: Any = None) -> MaskedLogits:
-        """Ids (1, length), none of them padding, to logits of every position."""
+        """Return the logits of every position; `input_ids` is (1, length) without padding."""
         (ids,) = input_ids.tolist()
         batch = pack_rows([EncodedSequence(ids, [0] * len(ids))], len(ids))
         return MaskedLogits(self.model.predict(batch).mlm_logits[None])
 
 
 def load_checkpoint(checkpoint: Path) -> FillMask:
-    """Read a checkpoint, or a run's newest one.
+    """Load a checkpoint, or the newest one of a run.
 
     Raises:
         UserError: there is no complete checkpoint, or the run's tokenizer is missing or another one.
     """
     source = read_source(checkpoint)
     model = CheckpointMaskedLM(build_model(source.config, source.weights))
-    return FillMask(model, _tokenizer(source.tokenizer_folder, source.config))
-
-
-def _tokenizer(folder: Path, config: RunConfig) -> Any:
-    with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
-        write_hugging_face_tokenizer(folder, temporary, model_max_length=config.longest_sequence)
-        return load_tokenizer(Path(temporary))
+    with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder:
+        write_hugging_face_tokenizer(source.tokenizer_folder, folder, model_max_length=source.config.longest_sequence)
+        return FillMask(model, load_tokenizer(Path(folder)))

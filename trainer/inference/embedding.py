@@ -1,7 +1,7 @@
 """Vectors of texts from an encoder, and the nearest words of a word: by the embedding table, and in context.
 
-A text's vector is the mean of its tokens' hidden states, padding left out (Reimers and Gurevych 2019, section 3), or
-the hidden state of [CLS]. Nearness is the cosine.
+The vector of a text is the mean of the hidden states of its tokens without padding (Reimers and Gurevych 2019,
+section 3), or the hidden state of [CLS]. The nearest words have the greatest cosine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 
 from data_prep.base.errors import UsageError
 from data_prep.base.local_paths import home_in
-from trainer.inference.batches import Collator
 from trainer.inference.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, word_start_of
 from trainer.inference.preprocessor import Preprocessor, checked_texts, load_text_tokenizer, max_length
 from trainer.inference.pulled_model import hugging_face_folder
@@ -41,7 +40,7 @@ class Neighbor(NamedTuple):
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Vectors (num_texts, hidden_size) float32 in the order of the texts, and how many texts had to be cut."""
+    """Vectors (num_texts, hidden_size) float32 in the order of the texts, and the number of truncated texts."""
 
     vectors: np.ndarray
     num_truncated: int
@@ -79,15 +78,10 @@ class Embedder:
         self.tokenizer = tokenizer
         self.max_length = max_length(model.config, tokenizer)
         self._preprocessor = Preprocessor(tokenizer, self.max_length, has_token_types=False)
-        self._collate = Collator(self._preprocessor.pad_token_id)
 
     @classmethod
     def load(cls, folder: Path) -> Embedder:
-        """Load a Hugging Face directory.
-
-        Raises:
-            UserError: transformers cannot make an encoder of it.
-        """
+        """Load a Hugging Face directory."""
         return cls(*_load_encoder(folder))
 
     def __call__(self, texts: str | Sequence[str], pooling: Pooling = "mean") -> np.ndarray:
@@ -106,7 +100,7 @@ class Embedder:
     def embed(
         self, texts: Sequence[str], pooling: Pooling = "mean", layer: int = -1, batch_size: int = 32
     ) -> Embeddings:
-        """One vector for each text. `layer` 0 is the embeddings, then the layers; -1 is the last.
+        """Return one vector for each text. `layer` 0 is the embeddings, 1 the first layer, and -1 the last one.
 
         Raises:
             UsageError: the model has no such layer, or `texts` is not a list of strings.
@@ -115,29 +109,28 @@ class Embedder:
         self._check_layer(layer)
         rows, lengths = self._preprocessor.rows(texts)
         vectors = np.zeros((len(texts), self.model.config.hidden_size), np.float32)
-        for indices, batch in self._collate.by_length(rows, batch_size, self.model.device):
+        for indices, batch in self._preprocessor.collate.by_length(rows, batch_size, self.model.device):
             hidden = self._hidden_states(batch, layer)
             pooled = hidden[:, 0] if pooling == "cls" else _mean(hidden, batch["attention_mask"])
             vectors[indices] = pooled.cpu().numpy()
         return Embeddings(vectors, sum(length > self.max_length for length in lengths))
 
     def static_neighbors(self, word: str, top_k: int = 10) -> list[Neighbor]:
-        """The nearest words of the embedding table; a word of several pieces is the mean of their rows."""
+        """Return the nearest words of the embedding table; a word of several tokens is the mean of their rows."""
         table = self.model.get_input_embeddings().weight.detach().float().numpy()
         pieces = sorted((number, piece) for piece, number in self.tokenizer.get_vocab().items() if number < len(table))
         words = {number: text for number, piece in pieces if (text := self._as_word(piece)) is not None}
         ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
         if not ids:
             raise UsageError(f"the word {word!r} has no tokens", fix="give a word", code="empty-text")
-        neighbors = _nearest(table[ids].mean(axis=0), list(words.values()), table[list(words)], word, top_k)
-        return neighbors
+        return _nearest(table[ids].mean(axis=0), list(words.values()), table[list(words)], word, top_k)
 
     def contextual_neighbors(
         self, word: str, texts: Sequence[str], top_k: int = 10, layer: int = -1, batch_size: int = 32
     ) -> tuple[list[Neighbor], int]:
         """Return the words of `texts` that are used most similarly, and the number of occurrences of `word`.
 
-        A word's vector is the mean over its occurrences, each the mean of its pieces' hidden states.
+        The vector of an occurrence is the mean of its tokens' hidden states, that of a word the mean over occurrences.
 
         Raises:
             UsageError: `word` is not in the texts, or the model has no such layer.
@@ -160,12 +153,14 @@ class Embedder:
         return _nearest(means[list(sums).index(wanted)], list(sums), means, word, top_k), counts[wanted]
 
     def _word_vectors(self, texts: Sequence[str], layer: int) -> list[tuple[str, np.ndarray]]:
-        """(word in small letters, vector (hidden_size,)) for every word of the texts that was not cut off."""
+        """Return (word in lower case, vector (hidden_size,)) for every word of the texts that was not truncated."""
         with quiet_transformers():
             encoded = self.tokenizer(
                 list(texts), truncation=True, max_length=self.max_length, return_offsets_mapping=True
             )
-        hidden = self._hidden_states(self._collate([{"input_ids": ids} for ids in encoded["input_ids"]]), layer)
+        hidden = self._hidden_states(
+            self._preprocessor.collate([{"input_ids": ids} for ids in encoded["input_ids"]]), layer
+        )
         vectors = []
         for number, text in enumerate(texts):
             spans = encoded["offset_mapping"][number]
@@ -178,7 +173,7 @@ class Embedder:
         return vectors
 
     def _hidden_states(self, batch: dict[str, torch.Tensor], layer: int) -> torch.Tensor:
-        """Hidden states (num_texts, length, hidden_size) of one padded batch."""
+        """Return the hidden states (num_texts, length, hidden_size) of one padded batch."""
         last = layer in (-1, self.num_layers)
         with torch.inference_mode():
             outputs = self.model(**batch, output_hidden_states=not last)
@@ -200,7 +195,7 @@ class Embedder:
             )
 
     def _as_word(self, piece: str) -> str | None:
-        """A piece that stands for a whole word or its beginning; None for endings, bytes, punctuation, special ones."""
+        """Return the text of a token that is a word or begins one; None for endings, bytes and punctuation."""
         if piece in self.tokenizer.all_special_tokens or piece.startswith(WORDPIECE_CONTINUATION):
             return None
         start = self._word_start
@@ -227,7 +222,7 @@ def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _nearest(vector: np.ndarray, words: Sequence[str], vectors: np.ndarray, but: str, top_k: int) -> list[Neighbor]:
-    """The `top_k` words of greatest cosine with `vector` (hidden_size,), `but` left out."""
+    """Return the `top_k` words other than `but` whose `vectors` have the greatest cosine with `vector`."""
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(vector)
     cosines = vectors @ vector / np.maximum(lengths, 1e-12)
     order = (number for number in np.argsort(-cosines, kind="stable") if words[number].casefold() != but.casefold())

@@ -1,4 +1,4 @@
-"""Fill masks in text with a trained model, and mask a word of a text to compare the guess with it."""
+"""Fill masks in text with a trained model; mask a random word of a text, and compare the guess with it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BYTE_LEVEL_SPACE = "Ġ"
 WORDPIECE_CONTINUATION = "##"
 NUM_FUNCTION_WORDS = 200
 """First words of a vocabulary that count as function words."""
-# A word: one character of the scripts that put no spaces, else letters with marks and digits, apostrophes inside.
+# A word is one character of a script without spaces, or letters with marks, digits and apostrophes inside.
 _WORD = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}]|[\p{L}\p{M}\p{N}]*\p{L}[\p{L}\p{M}\p{N}]*(?:['’][\p{L}\p{M}]+)*"
 )
@@ -58,7 +58,7 @@ class Prediction:
     num_tokens: int = 0
     """Tokens of the text without special tokens."""
     window_tokens: int | None = None
-    """Of a longer text than the model takes, the tokens around each mask that were read; None where all were."""
+    """Number of tokens around each mask that were read, if the text is longer than the model takes; else None."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class MaskedText:
 
 
 class MaskedModel(Protocol):
-    """The interface of masked language models: those of transformers, and `CheckpointMaskedLM`."""
+    """The interface of transformers' masked language models, and of `CheckpointMaskedLM`."""
 
     config: Any
 
@@ -115,7 +115,7 @@ class FillMask:
             )
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self._backend = mask_reader(tokenizer) if tokenizer.is_fast else None
+        self._encode = TextEncoder(tokenizer)
         vocabulary = tokenizer.get_vocab()
         self._word_start = word_start_of(vocabulary)
         self._word_ids = sorted(set(vocabulary.values()) - set(tokenizer.all_special_ids))  # they may have holes
@@ -123,10 +123,10 @@ class FillMask:
 
     @classmethod
     def load(cls, folder: Path) -> FillMask:
-        """Load a Hugging Face directory: safetensors only, no code of its own, no look-up elsewhere.
+        """Load a Hugging Face directory: only safetensors, no code from the directory, no look-up elsewhere.
 
         Raises:
-            UserError: transformers cannot make a masked language model of it, or it holds no trained head.
+            UserError: transformers cannot load it as a masked language model, or it has no trained head.
         """
         return cls(*_load_masked_model(folder))
 
@@ -152,7 +152,7 @@ class FillMask:
         return token
 
     def predict(self, text: str, top_k: int = 5) -> Prediction:
-        """Fill every mask of `text`; of a longer text than the model takes, a window around each mask is read.
+        """Fill every mask of `text`; if the text is longer than the model takes, read a window around each mask.
 
         Raises:
             UsageError: there is no mask in the text.
@@ -162,7 +162,7 @@ class FillMask:
         (text,) = checked_texts([text])
         text = text if self.mask_token == MASK_TOKEN else text.replace(MASK_TOKEN, self.mask_token)
         with quiet_transformers():  # it warns of every text that is longer than the model takes
-            body, full = self._ids(text, add_special_tokens=False), self._ids(text)
+            (body, _), (full, _) = self._encode(text, add_special_tokens=False), self._encode(text)
         positions = [position for position, token in enumerate(body) if token == self.tokenizer.mask_token_id]
         if not positions:
             raise UsageError(
@@ -184,27 +184,19 @@ class FillMask:
         return Prediction(text, tuple(masks), fill(text, self.mask_token, best), len(body), window)
 
     def is_one_piece(self, word: str) -> bool:
-        """Whether the word is a single token of the vocabulary, so that one mask can be filled with it."""
-        ids = self._ids(word, add_special_tokens=False)
+        """Return whether the word is one token of the vocabulary, so that one mask can be filled with it."""
+        ids, _ = self._encode(word, add_special_tokens=False)
         return len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids
 
     def is_content_word(self, word: str) -> bool:
-        """Whether the word is rarely a function word such as "the" or "with": none that is short or very frequent.
+        """Return whether the word is neither short nor very frequent, as function words such as "the" or "with" are.
 
-        Vocabularies of BPE and WordPiece begin with what is frequent, so the first words among their tokens tell.
+        Vocabularies of BPE and WordPiece are sorted by frequency, so their first words count as function words.
         """
         return word.casefold() not in self._function_words and (len(word) > 3 or not word.isascii())
 
-    def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        text = replace_surrogates(text)  # as in preparation
-        with library_errors(self.tokenizer.name_or_path):
-            if self._backend is not None:
-                return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-            ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-            return ids
-
     def _candidates(self, logits: Any, top_k: int) -> tuple[Candidate, ...]:
-        """The likeliest pieces, logits (vocab_size,): never a special token or a row that only pads the vocabulary."""
+        """Return the likeliest tokens by `logits` (vocab_size,), but no special tokens or padding of the vocabulary."""
         import torch
 
         probabilities = torch.softmax(logits.float(), dim=-1)
@@ -215,7 +207,7 @@ class FillMask:
 
     @cached_property
     def _function_words(self) -> set[str]:
-        """The first tokens of the vocabulary that are words of several letters."""
+        """Return the first tokens of the vocabulary that are words of several letters."""
         candidates = (self._candidate(token_id, 0.0) for token_id in self._word_ids)
         words = (each.token.casefold() for each in candidates if each.begins_word and len(each.token) > 1)
         return set(islice(words, NUM_FUNCTION_WORDS))
@@ -233,7 +225,7 @@ class FillMask:
 
 
 def _open(model: str | Path, tracking_uri: str | None) -> tuple[MaskedModel, PreTrainedTokenizerBase]:
-    """The model and the tokenizer of whatever a user names; a run's checkpoint needs no export."""
+    """Return model and tokenizer by any name that a user may give; a checkpoint of a run needs no export."""
     from trainer.inference.pulled_model import is_checkpoint, pull
 
     if not is_checkpoint(model):
@@ -251,10 +243,28 @@ def _load_masked_model(folder: Path) -> tuple[MaskedModel, PreTrainedTokenizerBa
     return model, tokenizer
 
 
-def mask_reader(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
-    """What encodes as the tokenizer does, but that "[SEP]" and the like in a text are text; the mask stays the mask.
+class TextEncoder:
+    """Encodes texts as a tokenizer does, except that a fast one reads them with `mask_reader`."""
 
-    The library takes all names of special tokens for text, or none; a mask that is no special token is not among them.
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._backend = mask_reader(tokenizer) if tokenizer.is_fast else None
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
+        """Return the ids, and for each id 1 if it is an added special token, else 0."""
+        text = replace_surrogates(text)  # as in preparation
+        with library_errors(self._tokenizer.name_or_path):
+            if self._backend is not None:
+                encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
+                return encoded.ids, encoded.special_tokens_mask
+            values = self._tokenizer(text, add_special_tokens=add_special_tokens, return_special_tokens_mask=True)
+            return values["input_ids"], values["special_tokens_mask"]
+
+
+def mask_reader(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
+    """Return a copy of the tokenizer that reads "[SEP]" and the like in a text as text, but the mask as the mask.
+
+    The library can read all special tokens in a text as text, or none; so the mask of the copy is no special token.
     """
     import tokenizers
 
@@ -269,9 +279,9 @@ def mask_reader(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
 
 
 def word_start_of(pieces: Iterable[str]) -> str | None:
-    """The character with which a vocabulary marks a piece that begins a word; None where it marks the others.
+    """Return the character that marks tokens which begin a word; None if the vocabulary marks the other tokens.
 
-    A vocabulary without such marks may still hold either character, as text.
+    A vocabulary without such marks may still contain either character, as text.
     """
     firsts = Counter(piece[:1] for piece in pieces)
     mark = max((METASPACE, BYTE_LEVEL_SPACE), key=lambda character: firsts[character])
@@ -279,14 +289,14 @@ def word_start_of(pieces: Iterable[str]) -> str | None:
 
 
 def windows(positions: list[int], num_tokens: int, length: int) -> list[tuple[int, list[int]]]:
-    """Windows of `length` tokens to read, as (start, masks within): all at once, or one around each mask."""
+    """Return windows of `length` tokens as (start, positions of masks): all masks of a short text, else one each."""
     if num_tokens <= length:
         return [(0, positions)]
     return [(min(max(position - length // 2, 0), num_tokens - length), [position]) for position in positions]
 
 
 def fill(text: str, mask_token: str, candidates: list[Candidate]) -> str:
-    """Fill each mask with one candidate; the continuation of a word joins the text before it."""
+    """Fill each mask with one candidate; the continuation of a word is joined to the text before it."""
     filled, *rest = text.split(mask_token)
     for candidate, following in zip(candidates, rest, strict=True):
         if not candidate.begins_word:
@@ -298,9 +308,9 @@ def fill(text: str, mask_token: str, candidates: list[Candidate]) -> str:
 def mask_random_word(
     text: str, seed: int, mask_token: str = MASK_TOKEN, preferred: Sequence[Callable[[str], bool]] = ()
 ) -> MaskedText:
-    """Mask one whole word of `text`, never punctuation: which one follows from (seed, text).
+    """Mask one whole word of `text`, never punctuation; (seed, text) determine which one.
 
-    Each function of `preferred` narrows the choice where it leaves any word, for instance to words that are one token.
+    Each function of `preferred` restricts the choice, for instance to words of one token, unless no word would be left.
 
     Raises:
         UsageError: the text has no word.
@@ -318,18 +328,16 @@ def mask_random_word(
 
 
 def has_word(text: str) -> bool:
-    """Whether `mask_random_word` could find a word in the text."""
+    """Return whether `mask_random_word` would find a word in the text."""
     return _WORD.search(text.replace(MASK_TOKEN, "\0")) is not None
 
 
 def report(prediction: Prediction, masked: MaskedText | None = None) -> list[str]:
-    """Lines for a person; for a word masked at random: the word, the guesses, and the text thrice."""
+    """Return lines for people: the candidates and the filled text, and for a word masked at random the actual text."""
     if masked is None:
-        lines = [
-            line
-            for number, candidates in enumerate(prediction.masks, start=1)
-            for line in (f"mask {number}:", *_listed(candidates))
-        ]
+        lines: list[str] = []
+        for number, candidates in enumerate(prediction.masks, start=1):
+            lines += [f"mask {number}:", *_listed(candidates)]
         return [*lines, f"MODEL: {one_line(prediction.filled)}"]
     return [
         f'masked word: "{masked.word}"',
@@ -342,7 +350,7 @@ def report(prediction: Prediction, masked: MaskedText | None = None) -> list[str
 
 
 def as_json(prediction: Prediction, masked: MaskedText | None = None) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the content of `report` for programs."""
     masks = [
         [{"token": item.token, "token_id": item.token_id, "probability": item.probability} for item in candidates]
         for candidates in prediction.masks
@@ -357,7 +365,7 @@ def as_json(prediction: Prediction, masked: MaskedText | None = None) -> dict[st
 
 
 def window_note(prediction: Prediction) -> str | None:
-    """The warning for a text of which only windows were read; None for any other."""
+    """Return the warning about a text of which only windows were read; None for any other."""
     if prediction.window_tokens is None:
         return None
     return (
@@ -367,7 +375,7 @@ def window_note(prediction: Prediction) -> str | None:
 
 
 def is_right(prediction: Prediction, masked: MaskedText) -> bool:
-    """Whether the first guess is the word that was masked, upper and lower case being the same."""
+    """Return whether the first guess is the word that was masked, regardless of case."""
     best = prediction.masks[0][0]
     return best.begins_word and best.token.casefold() == masked.word.casefold()
 
@@ -377,7 +385,7 @@ def one_line(text: str) -> str:
 
 
 def shorten(text: str) -> str:
-    """The beginning of a text, for messages."""
+    """Return the beginning of a text, for messages."""
     text = one_line(text)
     return text if len(text) <= 80 else text[:77] + "..."
 

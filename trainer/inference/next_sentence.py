@@ -1,6 +1,6 @@
-"""Whether a sentence follows another, by a model that was pretrained on pairs (Devlin et al. 2018, section 3.1).
+"""Judge whether a sentence follows another, with a model pretrained on pairs (Devlin et al. 2018, section 3.1).
 
-Label 0 is the pair as it stood in the text: B is next, or (sentence-order prediction, Lan et al. 2019, section 3.1)
+Label 0 means that the text has the pair so: B is next, or (sentence-order prediction, Lan et al. 2019, section 3.1)
 A and B are in order.
 """
 
@@ -13,7 +13,6 @@ import torch
 
 from data_prep.base.errors import UsageError
 from data_prep.base.yaml_values import read_yaml
-from trainer.inference.batches import Collator
 from trainer.inference.preprocessor import Preprocessor, load_text_tokenizer, max_length
 from trainer.model.pretrained import load_config, load_pretrained
 
@@ -25,7 +24,7 @@ CONFIG_FILE = "training_config.yaml"
 
 
 class PairPrediction(NamedTuple):
-    """What the model predicts for a pair; `probability` is that of `label`."""
+    """The label that the model predicts for a pair, and its probability."""
 
     label: str
     probability: float
@@ -47,11 +46,10 @@ class NextSentence:
 
     @classmethod
     def load(cls, folder: Path, name: str | None = None) -> NextSentence:
-        """Load a Hugging Face folder; errors about its head call it `name`, by default its path.
+        """Load a Hugging Face folder; errors about a missing head call the folder `name`, by default its path.
 
         Raises:
-            UserError: the folder is no such model.
-            UsageError: it holds no trained head for pairs.
+            UsageError: the folder has no trained head for pairs.
         """
         remedy = (
             "give a model that was pretrained with data.sentence_pairs, or fine-tune this one on labeled pairs with "
@@ -61,9 +59,8 @@ class NextSentence:
         from transformers.models.auto.modeling_auto import MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING as WITH_HEAD
 
         if type(config) not in WITH_HEAD:
-            family = config.model_type
             raise UsageError(
-                f"{name or folder} is a {family} model, a family without a head for sentence pairs",
+                f"{name or folder} is a {config.model_type} model, a family without a head for sentence pairs",
                 fix=remedy,
                 code="no-pair-head",
             )
@@ -78,19 +75,14 @@ class NextSentence:
         return cls(model, load_text_tokenizer(folder), LABELS[pair_task(folder)])
 
     def predict(self, first: str, second: str) -> PairPrediction:
-        """Judge a pair; a pair that is too long is cut, the longer text first.
+        """Judge a pair; of a pair that exceeds the maximum length the longer text is truncated first.
 
         Raises:
             UsageError: a text is empty.
         """
         if not first.strip() or not second.strip():
-            raise UsageError(
-                "one text of the pair is empty",
-                fix="give two sentences",
-                code="empty-text",
-            )
-        rows, _ = self._preprocessor.rows([first], [second])
-        batch = Collator(self._preprocessor.pad_token_id)(rows)
+            raise UsageError("one text of the pair is empty", fix="give two sentences", code="empty-text")
+        batch = self._preprocessor.collate(self._preprocessor.rows([first], [second])[0])
         with torch.inference_mode():
             probabilities = self.model(**batch).logits[0].softmax(dim=-1).tolist()  # (2,)
         best = int(probabilities[1] > probabilities[0])
@@ -98,7 +90,7 @@ class NextSentence:
 
 
 def pair_task(folder: Path) -> str:
-    """What the pairs of the pretraining were, by its configuration in the folder; of others' models next sentences."""
+    """Return the kind of pairs that the model was pretrained on; `next_sentence` without a configuration of ours."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         return "next_sentence"

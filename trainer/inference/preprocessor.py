@@ -1,8 +1,8 @@
-"""Turn texts into rows for a model of a Hugging Face directory: its tokenizer, and the longest input that it takes."""
+"""Rows of a model from texts, by the tokenizer of its Hugging Face directory, and padded batches of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,24 +14,28 @@ from trainer.model.pretrained import load_config, load_tokenizer
 from trainer.model.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
 Row = dict[str, Any]
 """One input of a model: `input_ids` (length,) or stored hidden states `inputs_embeds` (length, hidden_size), perhaps
 `token_type_ids` (length,), and labels as the model takes them."""
 
+IGNORED = -100
+"""Label of a position that counts for nothing in transformers' losses."""
 SHORTEST = 8
 """Tokens that a model has to take at least; fewer leave no room for text beside the special ones."""
 OFFSET_POSITIONS = frozenset(
     ("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "xmod", "mpnet", "longformer")
     + ("luke", "lilt", "ibert", "data2vec-text", "esm", "markuplm", "layoutlmv3")
 )
-"""RoBERTa's kin by model_type: their first position is pad_token_id + 1, and the rows before it are never used."""
+"""Values of model_type whose first position is pad_token_id + 1, as in RoBERTa: the rows before it are never used."""
+_PADDING = {"labels": IGNORED, "token_type_ids": 0}
 
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """Tokenizes texts into rows: a tokenizer, the longest input in tokens, and whether the model has token types."""
+    """A tokenizer, the longest input in tokens, and whether the model has token types."""
 
     tokenizer: PreTrainedTokenizerBase
     max_length: int
@@ -41,21 +45,21 @@ class Preprocessor:
 
     @classmethod
     def load(cls, folder: Path) -> Preprocessor:
-        """Load what fits the model of a folder.
+        """Load the preprocessor of a model's folder.
 
         Raises:
-            UserError: as `load_text_tokenizer` and `max_length`.
+            UserError: tokenizer or config.json cannot be read, or `max_length` refuses the model.
         """
         config, tokenizer = load_config(folder), load_text_tokenizer(folder)
         return cls(tokenizer, max_length(config, tokenizer), getattr(config, "type_vocab_size", 0) > 1)
 
     @property
-    def pad_token_id(self) -> int:
-        """The id of padding; 0 where the tokenizer has none, for the attention mask hides it."""
-        return self.tokenizer.pad_token_id or 0
+    def collate(self) -> Collator:
+        """The collator of the rows; it pads with 0 if the tokenizer has no padding, for the mask hides it."""
+        return Collator(self.tokenizer.pad_token_id or 0)
 
     def rows(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[list[Row], list[int]]:
-        """Rows of texts or pairs, the longer text truncated first, and their lengths in tokens before that."""
+        """Return the rows of texts or pairs, the longer text truncated first, and their lengths before truncation."""
         if not texts:
             return [], []
         # A lone surrogate counts as U+FFFD, as in preparation.
@@ -71,19 +75,58 @@ class Preprocessor:
         return [{name: encoded[name][index] for name in encoded} for index in range(len(texts))], lengths
 
 
-def load_text_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The folder's tokenizer, to which "[SEP]" and the like in a text are text, as they are in preparation.
+class Collator:
+    """Pads rows of ids, or of stored hidden states, to the longest of the batch."""
 
-    Raises:
-        UserError: as `load_tokenizer`.
-    """
+    def __init__(self, pad_token_id: int) -> None:
+        self._pad_token_id = pad_token_id
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        """Return tensors (num_rows, length, ...) by name, with the `attention_mask`."""
+        import numpy as np
+        import torch
+
+        lengths = [row_length(row) for row in rows]
+        longest = max(lengths)
+        mask = [[1] * length + [0] * (longest - length) for length in lengths]
+        batch = {"attention_mask": torch.tensor(mask)}
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            if name == "inputs_embeds":
+                states = [torch.as_tensor(np.asarray(value)) for value in values]  # (row_length, hidden_size) each
+                batch[name] = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
+            elif isinstance(values[0], (list, np.ndarray)):
+                pad = _PADDING.get(name, self._pad_token_id)
+                batch[name] = torch.tensor([[*value, *([pad] * (longest - len(value)))] for value in values])
+            else:
+                batch[name] = torch.tensor(values)
+        return batch
+
+    def by_length(
+        self, rows: Sequence[Row], batch_size: int, device: torch.device
+    ) -> Iterator[tuple[list[int], dict[str, torch.Tensor]]]:
+        """Yield batches of rows of similar length, shortest first, with the indices of their rows."""
+        order = sorted(range(len(rows)), key=lambda index: row_length(rows[index]))
+        for start in range(0, len(rows), batch_size):
+            indices = order[start : start + batch_size]
+            batch = self([rows[index] for index in indices])
+            yield indices, {name: value.to(device) for name, value in batch.items()}
+
+
+def row_length(row: Row) -> int:
+    """Return the number of positions of a row."""
+    return len(row["input_ids"] if "input_ids" in row else row["inputs_embeds"])
+
+
+def load_text_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load the folder's tokenizer, to which "[SEP]" and the like in a text are text, as they are in preparation."""
     tokenizer = load_tokenizer(folder)
     tokenizer.split_special_tokens = True
     return tokenizer
 
 
 def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The longest input in tokens, special tokens included.
+    """Return the longest input in tokens, special tokens included.
 
     Raises:
         UserError: the model has no number of positions, or model or tokenizer has an impossible length.

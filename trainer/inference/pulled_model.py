@@ -32,11 +32,7 @@ _ADDRESS = regex.compile(r"models:/(?:(m-[0-9a-f]{32})|([^/@:]+)(?:@([^/@]+)|/(\
 
 
 def hugging_face_folder(model: str | Path, tracking_uri: str | None = None, name: str = "model") -> Path:
-    """Return the Hugging Face folder of a model; a run or a checkpoint is exported to a temporary folder `name`.
-
-    Raises:
-        UserError: as `pull` and `export_checkpoint`.
-    """
+    """Return the Hugging Face folder of a model; a run or a checkpoint is exported to a temporary folder `name`."""
     if not is_checkpoint(model):
         return pull(model, tracking_uri=tracking_uri)
     from trainer.hf_export.export import export_checkpoint
@@ -50,7 +46,7 @@ def pull(model: str | Path, destination: Path | None = None, tracking_uri: str |
     A registered model is downloaded to `destination`, by default a temporary folder.
 
     Raises:
-        UserError: there is no such model, it changed on the way, or it holds pickles or asks for code of its own.
+        UserError: there is no such model, it changed on the way, or it contains pickles or needs code of its own.
     """
     if not is_address(model):
         folder = local_or_hub_folder(model)
@@ -71,11 +67,7 @@ def pull(model: str | Path, destination: Path | None = None, tracking_uri: str |
 
 
 def local_or_hub_folder(model: str | Path, with_weights: bool = True) -> Path:
-    """Return the directory `model`, or the cached download of the model on the Hub of that name.
-
-    Raises:
-        UserError: there is neither, or the download fails.
-    """
+    """Return the directory `model`, or the cached download of the model of that name on the Hub."""
     check_model_name(model)
     if Path(model).is_dir():
         return Path(model)
@@ -91,9 +83,9 @@ def local_or_hub_folder(model: str | Path, with_weights: bool = True) -> Path:
 
 
 def folder_without_weights(model: str | Path, tracking_uri: str | None = None) -> Path | None:
-    """Return a local directory, checked, or of a model on the Hub its configuration and tokenizer.
+    """Return a local directory, checked, or a folder with configuration and tokenizer of a model on the Hub.
 
-    None: an address that leads to files, of which nothing is downloaded.
+    Return None for an address, of which nothing is downloaded, after checking that it leads to files.
 
     Raises:
         UserError: there is no such model, or the registry does not answer.
@@ -105,11 +97,7 @@ def folder_without_weights(model: str | Path, tracking_uri: str | None = None) -
 
 
 def check_model_name(model: str | Path) -> None:
-    """Refuse what cannot name a model, before anything is loaded or downloaded.
-
-    Raises:
-        UsageError: it is a malformed MLflow address, or neither a directory nor a possible name on the Hub.
-    """
+    """Refuse a malformed address, and what names no directory and no model on the Hub, before anything is loaded."""
     if is_address(model):
         check_address(str(model))
     elif not Path(model).is_dir() and hub_name(str(model)) is None:
@@ -124,7 +112,7 @@ def check_model_name(model: str | Path) -> None:
 
 
 def _near(model: str) -> str:
-    """What the user may have meant: an address, a checkpoint of the run, or a directory with a similar name."""
+    """Return a hint at what the user may have meant: an address, a checkpoint of the run, or a similar directory."""
     scheme = regex.match(r"(model|run)s?:/*", model)
     if scheme is not None:
         return f" (did you mean {scheme[1]}s:/{model[scheme.end() :]}?)"
@@ -141,7 +129,7 @@ def _near(model: str) -> str:
 
 
 def _near_directory(path: Path) -> Path | None:
-    """The existing directory of the most similar name, where parents may be misspelt too; None without one."""
+    """Return the existing directory with the most similar path, or None; its parents may be misspelt too."""
     directory = Path(path.anchor)
     for part in path.parts[1 if path.anchor else 0 :]:
         if not (directory / part).is_dir():
@@ -158,21 +146,17 @@ def _near_directory(path: Path) -> Path | None:
 
 
 def is_checkpoint(model: str | Path) -> bool:
-    """Whether `model` is a run's output directory or one of its checkpoints."""
+    """Return whether `model` is the output directory of a run or one of its checkpoints."""
     return (Path(model) / "checkpoints").is_dir() or (Path(model) / STATE_NAME).is_file()
 
 
 def is_address(model: str | Path) -> bool:
-    """Whether `model` is an MLflow address, not a directory."""
+    """Return whether `model` is an MLflow address, not a directory."""
     return str(model).startswith(("models:/", "runs:/"))
 
 
 def check_address(model_uri: str) -> None:
-    """Refuse a malformed MLflow address, before any server is contacted.
-
-    Raises:
-        UsageError: it is malformed.
-    """
+    """Refuse a malformed MLflow address, before any server is contacted."""
     if not model_uri.startswith("runs:/") and _ADDRESS.fullmatch(model_uri) is None:
         raise UsageError(f"{model_uri} is not a model address", fix=f"write {ADDRESSES}", code="invalid-model-address")
 
@@ -191,7 +175,7 @@ def check_is_there(model_uri: str, tracking_uri: str | None = None) -> None:
         artifact_uri, _ = find_model(client, model_uri)
         if not list_artifacts(artifact_uri=artifact_uri, tracking_uri=uri):
             raise UserError(
-                f"{model_uri} holds no files",
+                f"{model_uri} contains no files",
                 fix="give the address of a model that was registered completely",
                 code="model-without-files",
             )
@@ -237,7 +221,7 @@ def find_model(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
 
 
 def _other_server(is_run: bool = False) -> str:
-    """What to do about a model that this server does not have."""
+    """Return the fix for a model that this server does not have."""
     variable = None if is_run else os.environ.get("MLFLOW_REGISTRY_URI")
     setting = "MLFLOW_REGISTRY_URI" if variable else "--tracking-uri (in Python tracking_uri=)"
     return f"give a model that exists, or set {setting} to the server that has it"
@@ -281,7 +265,10 @@ def download(artifact_uri: str, digest: str | None, model_uri: str, uri: str, de
 
 
 def _from_pipeline(folder: Path) -> Path:
-    """One folder of an MLflow transformers model that others logged: weights in model/, tokenizer in components/."""
+    """Return one folder with weights and tokenizer of an MLflow model that others logged.
+
+    MLflow has the weights in model/ and the tokenizer in components/tokenizer/.
+    """
     tokenizer = folder / "components" / "tokenizer"
     if not (folder / "model").is_dir() or not tokenizer.is_dir():
         return folder
@@ -291,12 +278,12 @@ def _from_pipeline(folder: Path) -> Path:
 
 
 def folder_name(model_uri: str) -> str:
-    """The name that a pulled folder has in messages: `english@champion` for models:/english@champion."""
+    """Return the name of a pulled folder in messages: `english@champion` for models:/english@champion."""
     return regex.sub(r"[^\w.@-]+", "-", model_uri.partition(":/")[2]).strip("-.") or "model"
 
 
 def _temporary_folder() -> Path:
-    """A folder that lasts as long as the process."""
+    """Return a new folder that is removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="clozeworks-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -219,7 +219,7 @@ def test_a_task_starts_from_the_model_of_its_seed(own_task: Any, tiny_hugging_fa
     assert [seed for folder, seed, _ in own_task.CALLS] == [0, 2]
 
 
-def test_a_kill_leaves_no_half_result(
+def test_a_kill_leaves_no_incomplete_result(
     own_task: Any, tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result is written under another name first; a kill just before its rename repeats this seed alone."""

@@ -1,4 +1,4 @@
-"""What a fine-tuning tries where nobody says it."""
+"""Default learning rates, and limits that are checked before any work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs of an experiment in MLflow: a server that is away holds up no fit, and every run that is begun is ended."""
+"""The runs of an experiment in MLflow: a server that does not answer delays no fit, and every run is ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fit(runs: ExperimentRuns, seed: int) -> None:
 
 
 @pytest.mark.long
-def test_a_server_that_is_away_holds_up_no_fit_and_is_reported_once(
+def test_a_server_that_does_not_answer_delays_no_fit_and_is_reported_once(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(delivery: Delivery) -> None:
@@ -64,7 +64,7 @@ def test_a_fit_that_diverged_has_failed_and_the_next_continues(database: str, tm
     assert ended == {"fitted": "FINISHED", "full-seed0": "FINISHED", "full-seed1": "FAILED"}
 
 
-def test_without_tracking_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tracking_no_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runs = ExperimentRuns(None, Path())
     fit(runs, 0)

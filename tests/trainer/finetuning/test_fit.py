@@ -17,17 +17,15 @@ from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from trainer.finetuning import experiment
 from trainer.finetuning import fit as fitting
-from trainer.finetuning.comparison import Comparison
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Best, Experiment, Fit, make_model, run_variant
 from trainer.finetuning.experiment_runs import ExperimentRuns
 from trainer.finetuning.finetune_settings import FinetuneSettings, FitSettings
 from trainer.finetuning.fit import Diverged, fit, predict
 from trainer.finetuning.frozen import encoder_taken_out, freeze_encoder, store_hidden_states
-from trainer.finetuning.preview import estimate_seconds, trainable_parameters
+from trainer.finetuning.report import Comparison, estimate_seconds, trainable_parameters
 from trainer.finetuning.task_data import TaskData, encode_task, make_task
-from trainer.inference.batches import Collator
-from trainer.inference.preprocessor import Preprocessor
+from trainer.inference.preprocessor import Collator, Preprocessor
 
 FILLERS = "it was a day the sat on mat ran to in and slept".split()
 
@@ -123,7 +121,7 @@ def test_an_encoder_with_missing_weights_is_not_fitted_as_pretrained(setting: Ex
 
 
 @pytest.mark.long
-def test_a_frozen_encoder_is_not_touched_and_its_head_is(setting: Experiment) -> None:
+def test_a_frozen_fit_changes_only_the_head(setting: Experiment) -> None:
     before = make_model(setting, "full", 0).state_dict()
     kept: list[torch.nn.Module] = []
     run_variant(setting, "frozen", silent, lambda model, one: kept.append(model))

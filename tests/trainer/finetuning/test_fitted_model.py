@@ -37,7 +37,7 @@ EXAMPLES = {
 
 
 def save(name: str, model_folder: Path, preprocessor: Preprocessor, output: Path, variant: str = "full") -> FittedModel:
-    """Save a model that was not fitted at all, and give what would have predicted there."""
+    """Save a model before any fit, and return it as the fitted model that predicts."""
     task = make_task(name, ("x", "y"))
     some = EXAMPLES[name]
     data = encode_task(task, {"train": some, "valid": some}, preprocessor)
@@ -84,7 +84,7 @@ def test_a_loaded_model_predicts_as_the_saved_one(
     assert torch.equal(fitted.model.get_input_embeddings().weight, loaded.model.get_input_embeddings().weight)
 
 
-def test_a_folder_from_elsewhere_says_by_its_config_what_it_is(
+def test_config_json_determines_the_task_of_a_folder_from_elsewhere(
     tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path
 ) -> None:
     save("regression", tiny_hugging_face, preprocessor, tmp_path / "model")

@@ -14,7 +14,6 @@ import transformers
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
-from trainer.finetuning.comparison import Comparison
 from trainer.finetuning.examples import Columns, Examples
 from trainer.finetuning.experiment import Best, Experiment, VariantResult, run_variant
 from trainer.finetuning.experiment_runs import ExperimentRuns
@@ -22,6 +21,7 @@ from trainer.finetuning.finetune_settings import FinetuneSettings
 from trainer.finetuning.fit import order
 from trainer.finetuning.fitted_model import FitFacts, FittedModel, save_fitted_model
 from trainer.finetuning.regression_task import RegressionTask, last_layer, mean_and_deviation
+from trainer.finetuning.report import Comparison
 from trainer.finetuning.scores import regression_scores
 from trainer.finetuning.task_data import Files, TaskData, data_lines, encode_task, make_task, read_task
 from trainer.finetuning.tasks import choosing_metric
@@ -210,7 +210,7 @@ def test_a_constant_valid_set_leaves_the_choice_of_the_epoch_to_the_loss(
     assert one.best_epoch == 1 + losses.index(min(losses)) and one.valid_scores["spearman"] == 0.0
 
 
-def test_the_error_can_select_and_lower_is_better() -> None:
+def test_rmse_can_select_and_lower_is_better() -> None:
     assert choosing_metric(RegressionTask(), None) == "spearman" and choosing_metric(RegressionTask(), "rmse") == "rmse"
     epochs = [{"rmse": 2.0, "spearman": 0.9, "loss": 1.0}, {"rmse": 1.0, "spearman": 0.8, "loss": 1.0}]
     assert max(epochs, key=lambda one: order(one, "rmse")) is epochs[1]

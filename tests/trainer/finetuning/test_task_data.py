@@ -1,4 +1,4 @@
-"""What is refused of labeled files, and how one file is cut: each example in one part, classes in proportion."""
+"""Errors of labeled files, and the split of one file: each example in one part, classes in proportion."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_a_test_file_leaves_only_valid_to_be_cut_and_a_valid_file_nothing(tmp_pa
     ("task", "lines", "message"),
     [
         ("classification", many("1"), "only one class .*'1'"),
-        ("classification", ["text,label", "a,1", "b,", "c,0"], "1 rows of 3 .* column 'label'.*row 2"),
-        ("classification", ["text,label", "a,1", ",0"], "1 rows of 2 .* column 'text'"),
+        ("classification", ["text,label", "a,1", "b,", "c,0"], "1 row of 3 .* column 'label'.*row 2"),
+        ("classification", ["text,label", "a,1", ",0"], "1 row of 2 .* column 'text'"),
         ("classification", ["text,label"], "has no rows"),
         ("classification", ["text,label", "a,1", "b,0"], "too few"),
         ("regression", ["text,label", "a,1.5", "b,good"], "row 2, column 'label': 'good' is not a number"),
@@ -117,7 +117,7 @@ def test_a_cell_that_is_no_text_is_refused_by_its_row(tmp_path: Path, cell: obje
         ("token_classification", ["O", None], "word 2 has no tag"),
         ("token_classification", [float("nan"), "O"], "word 1 has no tag"),
         ("token_classification", ["O", " "], "word 2 has no tag"),
-        ("token_classification", ["O", ["x"]], "the cell holds a list"),
+        ("token_classification", ["O", ["x"]], "the cell contains a list"),
         ("token_classification", ["O", "B-\ud800"], "half a surrogate pair"),
         ("token_classification", "O B-\ud800", "half a surrogate pair"),
         ("token_classification", 5, "a int, and this task reads a list of tags"),
@@ -231,7 +231,7 @@ def test_classes_keep_their_proportion() -> None:
         assert Counter(groups[place] for place in part) == {"a": a, "b": b}
 
 
-def test_the_seed_decides_and_nothing_else() -> None:
+def test_only_the_seed_determines_a_split() -> None:
     groups = ["a", "b"] * 50
     assert split(groups, [0.2], 1) == split(groups, [0.2], 1) != split(groups, [0.2], 2)
 
@@ -241,7 +241,7 @@ def test_the_seed_decides_and_nothing_else() -> None:
     fractions=st.lists(st.floats(0.05, 0.3), max_size=3),
     seed=st.integers(0, 99),
 )
-def test_nothing_is_lost_and_nothing_comes_twice(groups: list[str], fractions: list[float], seed: int) -> None:
+def test_every_example_is_in_exactly_one_part(groups: list[str], fractions: list[float], seed: int) -> None:
     parts = split(groups, fractions, seed)
     assert sorted(place for part in parts for place in part) == list(range(len(groups)))
     assert {groups[place] for place in parts[0]} == set(groups)  # training has an example of every class

@@ -39,7 +39,7 @@ def test_a_word_has_its_tag_at_its_first_token_and_reads_as_running_text(preproc
     assert row["labels"] == [IGNORED, 1, 0, IGNORED, 1, IGNORED]
 
 
-def test_words_that_were_cut_off_are_taken_for_outside(preprocessor: Preprocessor) -> None:
+def test_truncated_words_get_the_tag_outside(preprocessor: Preprocessor) -> None:
     task = TokenTask(("B-X", "O"))
     examples = Examples([["cat"] * 50], None, [["B-X"] * 50])
     encoded = task.encode(examples, preprocessor)
@@ -50,7 +50,7 @@ def test_words_that_were_cut_off_are_taken_for_outside(preprocessor: Preprocesso
 
 
 @pytest.mark.parametrize("place", [0, 20, 59])
-def test_an_answer_is_found_in_whichever_window_holds_it(preprocessor: Preprocessor, place: int) -> None:
+def test_an_answer_is_found_in_any_window(preprocessor: Preprocessor, place: int) -> None:
     words = ["the"] * 60
     words[place] = "cat"
     context = " ".join(words)
@@ -115,7 +115,7 @@ def test_an_answer_that_looks_like_json_is_a_text() -> None:
 
 
 @pytest.mark.parametrize("cell", ["cat ", " cat", {"text": [" cat "], "answer_start": [3]}])
-def test_white_space_around_an_answer_is_none_of_its_tokens(preprocessor: Preprocessor, cell: Any) -> None:
+def test_white_space_around_an_answer_is_removed(preprocessor: Preprocessor, cell: Any) -> None:
     context = "the cat sat"
     label = AnswerTask().parse_label(cell, context)
     assert label == Answer("cat", 4)
@@ -123,7 +123,7 @@ def test_white_space_around_an_answer_is_none_of_its_tokens(preprocessor: Prepro
     assert row["start_positions"] == row["end_positions"] > 0
 
 
-def test_an_endless_question_leaves_the_context_its_half(preprocessor: Preprocessor) -> None:
+def test_a_long_question_takes_at_most_half_of_a_window(preprocessor: Preprocessor) -> None:
     encoded = AnswerTask().encode(Examples(["the cat sat"], ["a " * 100], None), preprocessor)
     assert all(len(row["input_ids"]) <= 32 for row in encoded.rows)
     assert sum(span is not None for span in encoded.offsets[0]) == 3

@@ -34,7 +34,7 @@ def test_texts_are_refused_before_the_model_is_loaded(tiny_hugging_face: Path, m
     test_texts_that_cannot_be_shown_are_refused(tiny_hugging_face)
 
 
-def test_people_count_layers_from_one() -> None:
+def test_layers_are_counted_from_one() -> None:
     assert choose(None, 3, "--layer") == [0, 1, 2] and choose([3, 1], 3, "--layer") == [2, 0]
     with pytest.raises(UsageError, match="--layer 0 .* 1 to 3", check=coded("unknown-layer")):
         choose([0], 3, "--layer")

@@ -82,7 +82,7 @@ def test_contextual_neighbors_are_words_of_the_texts(embedder: Embedder) -> None
         embedder.contextual_neighbors("horse", ["the cat sat"])
 
 
-def test_neighbors_are_found_behind_ids_without_a_piece(
+def test_neighbors_are_found_in_a_vocabulary_with_holes(
     embedder: Embedder, tokenizer_with_holes: PreTrainedTokenizerBase
 ) -> None:
     found = Embedder(embedder.model, tokenizer_with_holes).static_neighbors("cat", 30)

@@ -51,7 +51,7 @@ def model(tiny_hugging_face: Path) -> FillMask:
         ("play[MASK] a [MASK]", [ENDING, WORD], "playing a cat"),
     ],
 )
-def test_a_word_takes_the_masks_place_and_an_ending_joins_the_word_before(
+def test_a_word_replaces_the_mask_and_a_continuation_joins_the_word_before(
     text: str, candidates: list[Candidate], filled: str
 ) -> None:
     assert fill(text, "[MASK]", candidates) == filled
@@ -122,7 +122,7 @@ def test_function_words_are_the_short_ones_and_the_first_of_the_vocabulary(model
     assert not model.is_content_word("With") and model.is_content_word("within")
 
 
-def test_the_report_of_a_word_masked_at_random_shows_the_text_thrice() -> None:
+def test_the_report_of_a_random_mask_shows_actual_masked_and_filled_text() -> None:
     masked = MaskedText("the dog\nsat", "the [MASK]\nsat", "dog")
     prediction = Prediction("the [MASK]\nsat", ((WORD,),), "the cat\nsat")
     assert report(prediction, masked) == [
@@ -235,7 +235,7 @@ def test_a_model_without_a_trained_mask_head_fills_nothing_at_random(tiny_huggin
         FillMask.load(tmp_path)
 
 
-def test_ids_without_a_piece_are_no_candidates_and_those_behind_them_are(
+def test_holes_of_a_vocabulary_are_no_candidates(
     model: FillMask, tokenizer_with_holes: PreTrainedTokenizerBase
 ) -> None:
     vocabulary = tokenizer_with_holes.get_vocab()

@@ -47,7 +47,7 @@ def test_a_family_without_the_head_is_named(tmp_path: Path) -> None:
         NextSentence.load(tmp_path)
 
 
-def test_labels_follow_the_pretrainings_pairs(tmp_path: Path) -> None:
+def test_labels_follow_the_pairs_of_the_pretraining(tmp_path: Path) -> None:
     assert pair_task(tmp_path) == "next_sentence"
     (tmp_path / "training_config.yaml").write_text("data:\n  sentence_pairs: sentence_order\n")
     assert pair_task(tmp_path) == "sentence_order"

@@ -79,7 +79,7 @@ def test_an_address_is_looked_up_without_a_download(
     monkeypatch.setattr("mlflow.artifacts.download_artifacts", None)
     check_is_there("models:/birds@champion", store)
     for model_uri in ("models:/birds@nobody", "models:/birds/9", "models:/fish@champion", f"runs:/{'0' * 32}/model"):
-        with pytest.raises(UserError, match="does not exist|cannot|not found|holds no files|failed"):
+        with pytest.raises(UserError, match="does not exist|cannot|not found|contains no files|failed"):
             check_is_there(model_uri, store)
 
 

@@ -1,26 +1,92 @@
-"""Report of an experiment: scores side by side, curves in one picture, and the worst errors."""
+"""Reports of a fine-tuning: an estimate before the first fit; scores, curves and the worst errors after the last."""
 
 from __future__ import annotations
 
 import json
+import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+from transformers import PreTrainedModel
+
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted, duration
-from trainer.finetuning.experiment import Fit, VariantResult
-from trainer.finetuning.fit import sign_of
-from trainer.finetuning.task_data import TaskData
+from trainer.finetuning.experiment import Experiment, Fit, VariantResult, make_model
+from trainer.finetuning.fit import groups_by_length, sign_of
+from trainer.finetuning.frozen import encoder_taken_out, store_hidden_states
+from trainer.finetuning.scores import figure, figure_of_seeds
+from trainer.finetuning.task_data import TaskData, data_lines
 from trainer.finetuning.tasks import ExamplePrediction
 from trainer.inference.fill_mask import shorten
+from trainer.inference.preprocessor import Collator, Row, row_length
 from trainer.tracking.figures import Curve, draw_curves
 from trainer.tracking.tracker import MetricLog
 
+NUM_TIMED = 3
 NUM_LENGTH_GROUPS = 4
 NUM_FAILURES = 5
+
+
+def describe(experiment: Experiment) -> Iterator[str]:
+    """Yield lines about the data and the trained parameters."""
+    yield from data_lines(experiment.data)
+    model = make_model(experiment, "full", 0)
+    for variant in experiment.learning_rates:
+        counts = trainable_parameters(model, frozen=variant == "frozen")
+        trained = ", ".join(f"{part} {count:,}" for part, count in counts.items())
+        yield f"\n{variant}: trained parameters: {trained}"
+
+
+def estimate_lines(experiment: Experiment) -> Iterator[str]:
+    """Yield the estimated time of each variant and their sum."""
+    seeds, epochs = len(experiment.seeds), experiment.settings.epochs
+    estimates = estimate_seconds(experiment)
+    yield ""
+    for variant, seconds in estimates.items():
+        rates = experiment.learning_rates[variant]
+        fits = f"{counted(len(rates) + seeds - 1, 'fit')} of {counted(epochs, 'epoch')}"
+        tried = f"rates {', '.join(f'{rate:g}' for rate in rates)}; {counted(seeds, 'seed')}"
+        yield f"{variant}: {fits} ({tried}), about {duration(seconds)}"
+    yield f"about {duration(sum(estimates.values()))} in total, extrapolated from a few timed steps"
+
+
+def estimate_seconds(experiment: Experiment) -> dict[str, float]:
+    """Return the estimated seconds by variant, without early stopping, from a few timed steps."""
+    data, collate, size = experiment.data, experiment.collate, experiment.settings.batch_size
+    num_batches = {name: -(-len(part.encoded.rows) // size) for name, part in data.parts.items()}
+    model, sample = make_model(experiment, "full", 0), _sample(data.parts["train"].encoded.rows, size)
+    whole = [_seconds_per_step(model, sample, collate, train) for train in (True, False)]
+    estimates = {}
+    for variant, rates in experiment.learning_rates.items():
+        (step, read), seconds = whole, 0.0
+        if variant == "frozen":
+            seconds = read * sum(num_batches.values())
+            stored = [store_hidden_states(model, rows, collate, size) for rows in sample]
+            with encoder_taken_out(model):
+                step, read = (_seconds_per_step(model, stored, collate, train) for train in (True, False))
+        one_epoch = num_batches["train"] * step + num_batches["valid"] * read
+        one_fit = experiment.settings.epochs * one_epoch + num_batches[data.scored_on] * read
+        estimates[variant] = seconds + (len(rates) + len(experiment.seeds) - 1) * one_fit
+    return estimates
+
+
+def trainable_parameters(model: PreTrainedModel, frozen: bool) -> dict[str, int]:
+    """Count the trained parameters by part, and in `total`."""
+    counts = {"encoder": 0, "pooler": 0, "head": 0}
+    for name, parameter in model.named_parameters():
+        inside = name.removeprefix(f"{model.base_model_prefix}.")
+        part = "head" if inside == name else "pooler" if inside.startswith("pooler.") else "encoder"
+        counts[part] += parameter.numel()
+    if frozen:
+        counts.pop("encoder")
+    if getattr(model.base_model, "pooler", None) is None:
+        counts.pop("pooler")
+    return counts | {"total": sum(counts.values())}
 
 
 @dataclass(frozen=True)
@@ -32,7 +98,7 @@ class Comparison:
     results: Sequence[VariantResult]
 
     def lines(self) -> Iterator[str]:
-        """Yield the report: scores beside their yardstick, learning rates, scores by length, and errors."""
+        """Yield the report: scores beside the yardstick, learning rates, scores by length, and errors."""
         best = [result.best(self.metric) for result in self.results]
         yield from self.score_lines()
         yield f"{self.data.task.baseline_name}: {self.data.task.yardstick(self.data.train_labels)[1]}"
@@ -53,16 +119,16 @@ class Comparison:
         yield _row("variant", "rate", task.metrics)
         by_score = -sign_of(self.metric)
         for result in sorted(self.results, key=lambda one: by_score * one.mean_and_spread(self.metric)[0]):
-            cells = [_mean_and_spread(result, metric) for metric in task.metrics]
+            cells = [figure_of_seeds(result.scores(metric)) for metric in task.metrics]
             yield _row(result.variant, f"{result.learning_rate:g}", cells)
         scores = self.data.reported_baseline
         yield _row(task.baseline_name, "-", [figure(scores[metric]) for metric in task.metrics])
 
     def yardstick_warnings(self) -> Iterator[str]:
         """Yield warnings about variants whose predictions hardly vary, or are not better than the yardstick."""
-        task, labels = self.data.task, self.data.reported.examples.labels or []
+        task, labels = self.data.task, self.data.reported.labels
         selected, metric = self.metric, "rmse" if "rmse" in task.metrics else self.metric
-        yardstick = self.data.reported_baseline[metric]  # of regression rmse, for correlations notice no wrong scale
+        yardstick = self.data.reported_baseline[metric]  # rmse for regression: a correlation ignores a wrong scale
         for result in self.results:
             if task.is_constant(labels, result.best(selected).predictions):
                 yield (
@@ -88,12 +154,11 @@ class Comparison:
                 yield f"warning: {result.variant}: fits at learning rate {rates} diverged and are excluded"
 
     def valid_yardstick(self) -> str:
-        """Return the valid score of the yardstick in words."""
         return f"{self.data.task.baseline_name} {figure(self.data.baseline_scores('valid')[self.metric])}"
 
     def progress_line(self, result: VariantResult) -> str:
-        """Return the score of a variant in one line, once it is fitted completely."""
-        score = f"{result.variant}: {self.metric} {_mean_and_spread(result, self.metric)}"
+        """Return the score of a variant, whose fits are complete, in one line."""
+        score = f"{result.variant}: {self.metric} {figure_of_seeds(result.scores(self.metric))}"
         yardstick = f"{self.data.task.baseline_name} {figure(self.data.reported_baseline[self.metric])}"
         seconds = duration(sum(one.seconds for one in result.fits))
         return f"{score} ({yardstick}); {counted(len(result.fits), 'chosen fit')} in {seconds}"
@@ -126,10 +191,10 @@ class Comparison:
         run.log_artifact("curves.png", picture)
 
     def _length_lines(self, fits: Sequence[Fit]) -> Iterator[str]:
-        """Yield the scores by length of the text, in quarters of the examples."""
+        """Yield the scores by length of the text, in quarters of the examples if there are as many lengths."""
         task, lengths = self.data.task, self.data.reported.encoded.num_tokens
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
-        size = -(-len(order) // NUM_LENGTH_GROUPS)
+        size = -(-len(order) // min(NUM_LENGTH_GROUPS, len(set(lengths))))
         columns = {one.variant: self._example_scores(one.predictions) for one in fits}
         columns[task.baseline_name] = self._example_scores(self.data.baseline(self.data.scored_on))
         yield f"{task.example_score} by length of the text"
@@ -143,7 +208,7 @@ class Comparison:
     def _failure_lines(self, one: Fit) -> Iterator[str]:
         """Yield the worst predictions of a fit, those with the highest probability first among equals."""
         examples, task = self.data.reported.examples, self.data.task
-        labels, scores = examples.labels or [], self._example_scores(one.predictions)
+        labels, scores = self.data.reported.labels, self._example_scores(one.predictions)
         sign = -1.0 if task.example_score == "error" else 1.0
         order = sorted(
             range(len(scores)), key=lambda number: (sign * scores[number], -(one.predictions[number].probability or 0))
@@ -162,8 +227,8 @@ class Comparison:
             yield f"  is {label}, predicted {predicted}{sure}: {display}"
 
     def _example_scores(self, predictions: Sequence[ExamplePrediction]) -> list[float]:
-        labels = self.data.reported.examples.labels or []
-        return [self.data.task.score_example(label, guess) for label, guess in zip(labels, predictions, strict=True)]
+        pairs = zip(self.data.reported.labels, predictions, strict=True)
+        return [self.data.task.score_example(label, guess) for label, guess in pairs]
 
     def _curves(self, title: str) -> bytes:
         """Draw train loss, valid loss and valid score of every variant over the epochs, as one PNG."""
@@ -176,7 +241,7 @@ class Comparison:
         return draw_curves([("loss", loss), (self.metric, score)], "epoch", title + bands)
 
     def _scores(self) -> dict[str, Any]:
-        """Return by variant the scores of each seed, their mean and deviation, and the rates, beside the yardstick."""
+        """Return the content of scores.json: scores of each variant by seed and rate, and the yardstick."""
         data, variants = self.data, {}
         for result in self.results:
             spreads = {metric: result.mean_and_spread(metric) for metric in data.task.metrics}
@@ -201,23 +266,42 @@ class Comparison:
         return {**facts, "num_examples": data.num_examples, "baseline": baseline, "variants": variants}
 
 
+def _sample(rows: Sequence[Row], size: int) -> list[list[Row]]:
+    """Return sample batches like those of the fits: random rows, or rows of similar length."""
+    draw = random.Random(0)
+    rows = sorted(rows, key=row_length) if groups_by_length(rows, size) else draw.sample(rows, len(rows))
+    starts = range(0, len(rows), size)
+    return [list(rows[start : start + size]) for start in draw.sample(starts, min(NUM_TIMED, len(starts)))]
+
+
+def _seconds_per_step(model: PreTrainedModel, batches: list[list[Row]], collate: Collator, train: bool) -> float:
+    """Return the mean seconds of a step; weights stay unchanged, because the learning rate is 0 at the same cost."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.0, weight_decay=0.0)
+
+    def step(rows: Sequence[Row]) -> None:
+        batch = {name: value.to(model.device) for name, value in collate(rows).items()}
+        with torch.set_grad_enabled(train):
+            loss = model(**batch).loss
+            if train:
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        loss.item()  # a GPU finishes its work only here
+
+    step(batches[0])  # warms up
+    started_at = time.perf_counter()
+    for rows in batches:
+        step(rows)
+    return (time.perf_counter() - started_at) / len(batches)
+
+
 def _row(name: str, rate: str, cells: Sequence[str]) -> str:
     return f"{name:<9}{rate:>9}" + "".join(f"{cell:>18}" for cell in cells)
 
 
-def _mean_and_spread(result: VariantResult, metric: str) -> str:
-    """Return mean and deviation as text; one seed has no deviation."""
-    mean, spread = result.mean_and_spread(metric)
-    return f"{figure(mean)} ± {figure(spread)}" if len(result.fits) > 1 else figure(mean)
-
-
-def figure(value: float) -> str:
-    """Return a score with four decimals; an error in the unit of labels can be much smaller or larger than 1."""
-    return f"{value:.4f}" if value == 0.0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
-
-
 def _edge(result: VariantResult) -> str:
-    """Return a hint if the best learning rate is the largest or smallest tried, so that a better one may lie beyond."""
+    """Return a hint if the best learning rate is the largest or smallest tried: a better one may lie beyond it."""
     rates = sorted([*result.tried, *result.diverged])
     if len(rates) < 3 or rates[0] < result.learning_rate < rates[-1]:
         return ""

@@ -1,7 +1,8 @@
-"""Tables of every format give the same cells, and what cannot be read is reported with the remedy."""
+"""Tables of every format give the same cells, read back as they were written, and are refused with the fix."""
 
 from __future__ import annotations
 
+import csv
 import json
 import resource
 from pathlib import Path
@@ -12,14 +13,21 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
-from trainer.finetuning.labeled_tables import check_readable, column, is_missing, read_table
-from trainer.finetuning.written_tables import write_table
+from trainer.finetuning.tables import (
+    check_readable,
+    check_table_can_be_written,
+    column,
+    is_missing,
+    read_table,
+    write_table,
+)
 
+SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 ROWS = {"text": ["a cat", 'said "no"', "été"], "label": ["1", "0", "1"]}
 
 
-@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl", ".parquet"])
-def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_written_table_is_read_back(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"table{suffix}"
     write_table(pandas.DataFrame(ROWS), path)
     table = read_table(path)
@@ -47,7 +55,7 @@ def test_lists_of_parquet_are_words_in_a_tsv(tmp_path: Path) -> None:
     assert (tmp_path / "table.tsv").read_text() == "words\ttags\na cat\tO B-X\n"
 
 
-def test_rows_of_parquet_go_by_their_order_whatever_index_they_were_saved_with(tmp_path: Path) -> None:
+def test_rows_of_parquet_keep_their_order_with_any_stored_index(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     table = pandas.DataFrame(ROWS, index=[2, 0, 1])
     for name, columns in ((None, ["text", "label"]), ("id", ["text", "label", "id"]), ("text", ["text", "label"])):
@@ -109,7 +117,7 @@ def test_a_file_that_is_no_table_is_reported(tmp_path: Path, name: str, content:
         read_table(path)
 
 
-def test_wrong_names_are_answered_with_those_that_are_there(tmp_path: Path) -> None:
+def test_missing_files_types_and_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=".tsv, .csv", check=coded("unsupported-file-type")):
         read_table(tmp_path / "table.xlsx")
     with pytest.raises(UserError, check=coded("missing-path")):
@@ -180,3 +188,130 @@ def test_a_file_that_cannot_be_read_as_a_table_is_reported_before_any_work(tmp_p
         check_readable(tmp_path / "none.csv")
     with pytest.raises(UsageError, check=coded("unsupported-file-type")):
         check_readable(tmp_path / "some.txt")
+
+
+CONTROLS = [*map(chr, range(32)), "\x7f", "\x80", "\x85", "\x9f", "\u2028", "\u2029", "\ufeff", "\r\n", "\n\r"]
+TEXTS = [
+    *(f"a{character}b" for character in CONTROLS),
+    *CONTROLS,
+    *(
+        '"',
+        '"a',
+        'a"',
+        '""',
+        "a,b",
+        "a\tb",
+        "'a'",
+        "\\",
+        "\\n",
+        "#",
+        " a",
+        "a ",
+        " ",
+        "",
+        "NA",
+        "null",
+        "None",
+        "1",
+        "007",
+    ),
+]
+
+
+def read_by_pandas(path: Path, quoting: int = csv.QUOTE_MINIMAL) -> list[list[str]]:
+    if path.suffix == ".parquet":
+        return pandas.read_parquet(path).to_numpy().tolist()
+    if path.suffix == ".jsonl":
+        return pandas.read_json(path, lines=True, dtype=False, convert_dates=False).to_numpy().tolist()
+    separator = "\t" if path.suffix == ".tsv" else ","
+    table = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False, quoting=quoting)
+    return table.to_numpy().tolist()
+
+
+@pytest.mark.fault(
+    row="71",
+    fault="tables with control characters and line separators",
+    required="what is written reads back the same, or is refused",
+)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_written_table_reads_back_as_the_same_texts(tmp_path: Path, suffix: str, columns: int) -> None:
+    path = tmp_path / f"table{suffix}"
+    rows = [[text, f"x{text}"][:columns] for text in TEXTS]
+    table = pandas.DataFrame(rows, columns=["a\rb", "\u2028c"][:columns], dtype=object)
+    write_table(table, path)
+    assert read_by_pandas(path) == rows
+    again = read_table(path)
+    assert again.to_numpy().tolist() == rows and list(again.columns) == list(table.columns)
+    if suffix in (".tsv", ".csv"):
+        with open(path, encoding="utf-8", newline="") as file:
+            assert list(csv.reader(file, delimiter="\t" if suffix == ".tsv" else ","))[1:] == rows
+    if suffix == ".jsonl":
+        assert len(path.read_text().splitlines()) == len(rows)
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv"])
+def test_without_quoting_quotation_marks_are_written_as_they_are(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"table{suffix}"
+    rows = [['"so good', 'a"b'], ['"', "fine"], ["\u2028", "'"]]
+    write_table(pandas.DataFrame(rows, columns=["text", "other"], dtype=object), path, quoting=False)
+    assert read_table(path, quoting=False).to_numpy().tolist() == rows
+    assert read_by_pandas(path, csv.QUOTE_NONE) == rows
+    assert '"so good' in path.read_text().splitlines()[1]
+
+
+@pytest.mark.parametrize("text", ["a\rb", "a\nb", "a\tb", "\r"])
+def test_without_quoting_a_cell_that_would_split_is_refused(tmp_path: Path, text: str) -> None:
+    table = pandas.DataFrame({"text": [text], "label": ["x"]}, dtype=object)
+    for write in (write_table, check_table_can_be_written):
+        with pytest.raises(UserError, match="--no-quoting", check=coded("table-not-writable")):
+            write(table, tmp_path / "table.tsv", quoting=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_keep_all_their_digits_and_missing_cells_stay_missing(tmp_path: Path) -> None:
+    table = pandas.DataFrame({"sure": [0.1234567890123456, float("nan")], "tags": [["a", "b"], None]})
+    write_table(table, tmp_path / "table.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "table.jsonl").read_text().splitlines()]
+    assert lines == [{"sure": 0.1234567890123456, "tags": ["a", "b"]}, {"sure": None, "tags": None}]
+    write_table(table, tmp_path / "table.csv")
+    assert read_table(tmp_path / "table.csv").to_numpy().tolist() == [["0.1234567890123456", "a b"], ["", ""]]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_several_columns_of_one_name_are_refused(tmp_path: Path, suffix: str) -> None:
+    table = pandas.DataFrame([["a", "b"]], columns=["text", "text"])
+    with pytest.raises(UserError, match="'text'", check=coded("table-not-writable")):
+        write_table(table, tmp_path / f"table{suffix}")
+
+
+def test_whole_numbers_stay_whole_where_one_is_missing(tmp_path: Path) -> None:
+    wanted = {"id": [2**53 + 1, None], "facts": [{"n": 1}, None]}
+    pyarrow.parquet.write_table(pyarrow.table(wanted), tmp_path / "read.parquet")
+    table = read_table(tmp_path / "read.parquet")
+    for suffix in SUFFIXES:
+        write_table(table, tmp_path / f"table{suffix}")
+        found = read_table(tmp_path / f"table{suffix}").to_dict("list")
+        is_text = suffix in (".tsv", ".csv")
+        assert found == ({"id": [str(2**53 + 1), ""], "facts": ['{"n": 1}', ""]} if is_text else wanted)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "cells"),
+    [
+        (".csv", ["\ud800"]),
+        (".parquet", ["\ud800"]),
+        (".parquet", [1, "x"]),
+        (".parquet", [10**23]),
+        (".jsonl", [float("inf")]),
+        (".jsonl", [b"\xff"]),
+        (".tsv", [b"\xff"]),
+    ],
+)
+def test_a_refused_table_can_be_written_as_the_error_says(tmp_path: Path, suffix: str, cells: list[object]) -> None:
+    table = pandas.DataFrame({"text": pandas.Series(cells, dtype=object)})
+    with pytest.raises(UserError, match="cannot hold", check=coded("table-not-writable")) as refused:
+        write_table(table, tmp_path / f"table{suffix}")
+    other = tmp_path / f"table{refused.value.fix.split()[1]}"
+    write_table(table, other)
+    assert read_table(other)["text"].tolist() == cells

@@ -1,4 +1,4 @@
-"""What a comparison shows people: the variants by the metric that chose."""
+"""Reports: variants are sorted by the metric that selected, and fits that learned nothing are warned of."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainer.finetuning.comparison import Comparison
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Fit, VariantResult
+from trainer.finetuning.report import Comparison
 from trainer.finetuning.task_data import Part, TaskData, make_task
 from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction
 
@@ -21,7 +21,7 @@ def result(variant: str, predicted: Sequence[Any] = (), **scores: float) -> Vari
 
 def data_of(task: str, labels: Sequence[Any]) -> TaskData:
     """The same examples, of any texts, for training and scoring."""
-    part = Part(Examples(["text"] * len(labels), None, [*labels]), EncodedExamples([], [], [], 0))
+    part = Part(Examples(["text"] * len(labels), None, [*labels]), EncodedExamples([], [], [8] * len(labels), 0))
     return TaskData(make_task(task, ["a", "b"]), Any, {"train": part, "valid": part})
 
 
@@ -31,6 +31,12 @@ def test_the_variant_that_is_best_by_the_chosen_metric_stands_first(metric: str,
     lines = list(Comparison(data_of("classification", "abb"), metric, results).score_lines())
     assert [line.split()[0] for line in lines[2:]] == [*order, "majority"]
     assert lines[-1].split() == ["majority", "-", "0.6667", "0.8000", "0.0000"]
+
+
+def test_texts_of_one_length_are_one_group() -> None:
+    fitted = result("full", "abba", accuracy=1.0, f1=1.0, mcc=1.0)
+    lines = list(Comparison(data_of("classification", "abba"), "accuracy", [fitted]).lines())
+    assert [line.split() for line in lines if "8 to 8" in line] == [["8", "to", "8", "4", "1.0000", "0.5000"]]
 
 
 SAME, WORSE = "warning: full: the predictions are nearly the same", "warning: full is not better than"
