@@ -56,7 +56,7 @@ def test_parameters_are_counted_by_part_of_the_model(preset):
 def test_batches_are_reckoned_over_the_steps_that_the_run_takes():
     config = load_config("bert_large_phased", ["training.max_steps=900010"])
     first, second = (line for line in batch_lines(planned(config, 8)) if "upper bound" not in line)
-    assert "32 sequences x 128 tokens x 8 ranks x 1 gradient accumulation step" in first
+    assert "32 rows x 128 tokens x 8 ranks x 1 gradient accumulation step" in first
     assert second.endswith("10 steps = 1,310,720 tokens")
 
 
