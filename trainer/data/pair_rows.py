@@ -37,15 +37,17 @@ class PairCounts:
         return (
             f"{self.pairs:,} sentence pairs ({kinds}), {self.single_sentence_chunks:,} chunks of a single sentence, "
             f"{self.unlabeled_pairs:,} pairs without a label; {self.truncated_tokens:,} of "
-            f"{self.tokens + self.truncated_tokens:,} tokens truncated: cut from pairs longer than a row, and not read in "
-            "this epoch"
+            f"{self.tokens + self.truncated_tokens:,} tokens truncated (cut from pairs longer than a row, "
+            "unread in this epoch)"
         )
 
     @property
     def tokens(self) -> int:
         """Tokens in the rows, without the special ones."""
         with_b = self.pairs + self.unlabeled_pairs
-        return self.filled_positions - SPECIAL_POSITIONS * with_b - (SPECIAL_POSITIONS - 1) * self.single_sentence_chunks
+        return (
+            self.filled_positions - SPECIAL_POSITIONS * with_b - (SPECIAL_POSITIONS - 1) * self.single_sentence_chunks
+        )
 
 
 @dataclass(frozen=True)
