@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.data.batch import IGNORED
-from trainer.data.packing import SEGMENT_A, SEGMENT_B, SPECIAL_POSITIONS, Segments, expand_ranges
+from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments, expand_ranges
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,8 @@ class PairCounts:
         )
         return (
             f"{self.pairs:,} sentence pairs ({kinds}), {self.single_sentence_chunks:,} chunks of a single sentence, "
-            f"{self.unlabeled_pairs:,} pairs without a label; {self.truncated_tokens:,} of "
-            f"{self.tokens + self.truncated_tokens:,} tokens truncated (cut from pairs longer than a row, "
-            "unread in this epoch)"
-        )
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in the rows, without the special ones."""
-        with_b = self.pairs + self.unlabeled_pairs
-        return (
-            self.filled_positions - SPECIAL_POSITIONS * with_b - (SPECIAL_POSITIONS - 1) * self.single_sentence_chunks
+            f"{self.unlabeled_pairs:,} pairs without a label; {self.filled_positions:,} positions "
+            f"filled, {self.truncated_tokens:,} tokens truncated (pairs longer than a row lose them in this epoch)"
         )
 
 

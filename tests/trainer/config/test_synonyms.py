@@ -22,7 +22,7 @@ REQUIRED = ["output_dir=x", "data.shards=y", "training.max_steps=1"]
         ("training.learning_rate=3e-5", "optimizer.learning_rate=3e-5"),
         ("per_device_train_batch_size=32", "training.micro_batch_tokens=4096 (32 rows x data.sequence_length=128"),
         ("micro_batch_size=8", "training.micro_batch_tokens=1024 (8 rows"),
-        ("micro_batch_size=[8]", "N sequences are N x data.sequence_length tokens"),
+        ("micro_batch_size=[8]", "N rows are N x data.sequence_length tokens"),
         ("global_batch_size=256", "training.global_batch_tokens=32768 (256 rows"),
         ("training.warmup=10", "set schedule.warmup to 10 (steps)"),
         ("trainig.max_steps=10", "Fix: write training.max_steps=10"),
