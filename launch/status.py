@@ -102,7 +102,7 @@ def read_run(output_dir: Path) -> Status:
     if status is None:
         is_missing = not (output_dir / STATUS_NAME).exists()
         raise UserError(
-            f"{output_dir} has no {STATUS_NAME}, so no run started there"
+            f"{output_dir} has no {STATUS_NAME}, so no run has begun to train there"
             if is_missing
             else f"{output_dir}/{STATUS_NAME} is damaged",
             fix="give the output_dir of a run"

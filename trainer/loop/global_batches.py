@@ -185,7 +185,7 @@ def describe_epoch(first: GlobalBatch, counts: PairCounts | None) -> Iterator[st
     if counts is not None:
         yield f"epoch {epoch}: {counts}"
     if first.skipped_samples:
-        yield f"dropped the last {first.skipped_samples} samples of epoch {epoch - 1} (incomplete batch)"
+        yield f"dropped the last {first.skipped_samples:,} samples of epoch {epoch - 1} (incomplete batch)"
 
 
 def without_skipped(batch: GlobalBatch, skipped: Sequence[SampleRange]) -> GlobalBatch:
