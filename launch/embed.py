@@ -102,7 +102,8 @@ def main() -> None:
     embedded = embedder.embed(given, arguments.pooling, arguments.layer, arguments.batch_size)
     write_vectors(arguments.output, texts, embedded.vectors)
     cut = (
-        f"; {counted(embedded.num_truncated, 'text')} truncated to {embedder.max_length} tokens"
+        f"; {embedded.num_truncated:,} of {counted(len(given), 'text')} longer than the model's {embedder.max_length} "
+        "tokens: their ends are not read"
         if embedded.num_truncated
         else ""
     )

@@ -93,8 +93,8 @@ def main() -> None:
         return
     table, num_long = add_predictions(model, examples, table, arguments)
     write_table(table, arguments.output, arguments.quoting)
-    most = f"longer than the model's {model.preprocessor.max_length} tokens"
-    long = f"; {counted(num_long, 'text')} {most}" if num_long else ""
+    most = f"longer than the model's {model.preprocessor.max_length} tokens: {model.task.of_long_texts}"
+    long = f"; {num_long:,} of {counted(len(examples), 'text')} {most}" if num_long else ""
     without = f"; {counted(len(examples.bad_rows), 'row')} without one" if examples.bad_rows else ""
     print(f"{arguments.output}: {counted(len(examples), 'prediction')} by {model.task.name}{without}{long}")
 

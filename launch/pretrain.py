@@ -122,7 +122,7 @@ def add_branch(parser: argparse.ArgumentParser) -> None:
         "--skip-epoch",
         type=int,
         metavar="N",
-        help="epoch of --skip-samples, if it is a later one of the same stage",
+        help="epoch of --skip-samples as the log counts it, if it is a later one of the same stage",
     )
     parser.add_argument(
         "--branch-from",

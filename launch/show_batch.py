@@ -51,7 +51,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--sample", type=at_least(0), metavar="N", help="first row, by its index in the epoch (default 0)"
     )
     rows.add_argument("--samples", metavar="A:B", help="rows A to B - 1, instead of --sample and --rows")
-    rows.add_argument("--epoch", type=at_least(0), default=0, metavar="N", help="epoch, counted from 0 (default 0)")
+    rows.add_argument(
+        "--epoch", type=at_least(0), default=0, metavar="N", help="epoch of the stage's data, from 0 (default 0)"
+    )
     rows.add_argument(
         "--stage", type=at_least(0), default=0, metavar="N", help="stage of the recipe, counted from 0 (default 0)"
     )
@@ -120,8 +122,10 @@ def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch,
         UsageError: the stage or a row does not exist.
     """
     from data_prep.tokenizer.tokenizer import Tokenizer
-    from trainer.checkpoint.data_version import open_data
-    from trainer.data.loader import Loader, Position
+    from trainer.checkpoint.data_version import newest_saved, open_data
+    from trainer.checkpoint.format import TrainState
+    from trainer.data.loader import Loader
+    from trainer.loop.global_batches import start_of_stage
 
     if arguments.stage >= len(config.stages):
         raise unknown_stage(arguments.stage, len(config.stages))
@@ -134,9 +138,18 @@ def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch,
         data=config.stages[arguments.stage].data.model_copy(update={"num_workers": 0}),
     )
     shard_sets = open_data(config)
-    position = Position(arguments.stage, arguments.epoch, arguments.sample)
+    saved = newest_saved(config.output_dir, config.checkpoint.upload_to)
+    start = start_of_stage(config, shard_sets, arguments.stage, TrainState() if saved is None else saved.state)
+    epoch = start.first_epoch + arguments.epoch
+    position = replace(start, epoch=epoch, next_sample=arguments.sample)
     loader = Loader(shard_sets, stage, position, config.training.seed, step=arguments.step)
-    last = loader.num_samples(arguments.epoch)
+    last = loader.num_samples(epoch)
+    if last is None and arguments.epoch:
+        raise UsageError(
+            f"--epoch {arguments.epoch} is no epoch of a mixture, whose samples are numbered without end",
+            fix="remove it, and give the number of the sample",
+            code="epoch-of-a-mixture",
+        )
     if last is not None and arguments.sample + arguments.rows > last:
         raise UsageError(
             f"--sample {arguments.sample} with --rows {arguments.rows} exceeds the {last:,} rows of epoch "

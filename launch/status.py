@@ -55,16 +55,32 @@ def main() -> None:
     arguments = parser.parse_args()
     runs: list[Path] = arguments.output_dir
     if arguments.check:
-        states = [check(run) for run in runs]
-        for run, health in zip(runs, states, strict=True):
-            print((f"{run}: " if len(runs) > 1 else "") + printable(f"{health.state}: {health.reason}"))
-        sys.exit(0 if all(health.is_good for health in states) else 1)
+        are_good = [_print_health(run, is_one=len(runs) == 1) for run in runs]
+        sys.exit(0 if all(are_good) else 1)
     if len(runs) == 1:
         figures = figures_of(runs[0])
         print(json.dumps(figures, indent=1) if arguments.json else "\n".join(describe(figures)))
         return
     rows = [_figures_or_error(run) for run in runs]
     print(json.dumps(rows, indent=1) if arguments.json else table(rows).text())
+    sys.exit(1 if any("error" in row for row in rows) else 0)
+
+
+def _print_health(run: Path, is_one: bool) -> bool:
+    """Print whether a run is healthy, and why; returns the former.
+
+    Raises:
+        UserError: there is no run, and it is the only one; of several, the line says so.
+    """
+    try:
+        health = check(run)
+    except UserError as error:
+        if is_one:
+            raise
+        print(printable(f"{run}: no run: {error.problem}"))
+        return False
+    print(("" if is_one else f"{run}: ") + printable(f"{health.state}: {health.reason}"))
+    return health.is_good
 
 
 def read_run(output_dir: Path) -> Status:
@@ -77,7 +93,7 @@ def read_run(output_dir: Path) -> Status:
     if output_dir.is_file():
         raise UsageError(
             f"{output_dir} is a file",
-            fix=f"name the run's output_dir, such as {output_dir.parent}",
+            fix=f"name the run's output_dir, such as {output_dir.absolute().parent}",
             code="not-a-folder",
         )
     if not output_dir.is_dir():
@@ -86,7 +102,7 @@ def read_run(output_dir: Path) -> Status:
     if status is None:
         is_missing = not (output_dir / STATUS_NAME).exists()
         raise UserError(
-            f"{output_dir} has no {STATUS_NAME}, so no run started there"
+            f"{output_dir} has no {STATUS_NAME}, so no run has begun to train there"
             if is_missing
             else f"{output_dir}/{STATUS_NAME} is damaged",
             fix="give the output_dir of a run"

@@ -82,7 +82,6 @@ def language_table(manifest: Manifest) -> Table | None:
 
 def step_table(manifest: Manifest) -> Table:
     """Return the documents that entered each step of preparation, were dropped by reason, and left it."""
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in manifest.dropped.items()) or "nothing"
     return Table(
         "Steps of preparation, in documents",
         (Column("step", False), *map(Column, ("in", "dropped", "out")), Column("reasons", False)),
@@ -96,8 +95,7 @@ def step_table(manifest: Manifest) -> Table:
             )
             for step in manifest.steps
         ),
-        f"dropped: {dropped}"
-        + (f"; words over 1 MiB, encoded in parts: {manifest.cut_words:,}" * (manifest.cut_words > 0)),
+        f"words over 1 MiB, encoded in parts: {manifest.cut_words:,}" if manifest.cut_words else "",
     )
 
 

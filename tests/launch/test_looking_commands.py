@@ -34,7 +34,10 @@ def test_vectors_go_to_npy_from_stdin_and_to_parquet_from_a_table(
 ) -> None:
     model = ("--model", str(tiny_hugging_face))
     run(monkeypatch, embed, *model, "--output", "v.npy", stdin="the cat\n\n" + "a dog " * 40 + "\n")
-    assert "2 vectors of size 16; 1 text truncated to 32 tokens" in capsys.readouterr().out
+    assert (
+        "2 vectors of size 16; 1 of 2 texts longer than the model's 32 tokens: their ends are not read"
+        in capsys.readouterr().out
+    )
     Path("t.csv").write_text("id,text\n1,the cat\n")
     run(monkeypatch, embed, *model, "--input", "t.csv", "--text-column", "text", "--output", "v.parquet")
     table = pandas.read_parquet("v.parquet")

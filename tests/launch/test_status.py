@@ -272,6 +272,34 @@ def test_a_file_of_the_run_is_answered_with_its_folder(tmp_path, monkeypatch):
         main()
 
 
+@pytest.mark.parametrize("option", ["--check", "--json", None])
+def test_a_run_that_is_not_there_hides_none_of_the_others_and_is_no_success(tmp_path, monkeypatch, capsys, option):
+    values = STATUS.model_dump(exclude_unset=True) | {"state": "finished"}
+    for name in ("first", "last"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "status.json").write_text(json.dumps(values))
+    (tmp_path / "starting").mkdir()
+    monkeypatch.chdir(tmp_path)
+    options = [] if option is None else [option]
+    for given in (["first", "starting", "last"], ["first", "missing", "last"], ["first", "last"]):
+        monkeypatch.setattr(sys, "argv", ["status.py", *options, *given])
+        with pytest.raises(SystemExit) as left:
+            main()
+        printed = capsys.readouterr().out
+        assert left.value.code == (0 if len(given) == 2 else 1)
+        assert printed.count("finished") == (4 if option == "--json" else 2) and all(name in printed for name in given)
+        if option == "--check":
+            assert len(printed.splitlines()) == len(given) and ("no run" in printed) == (len(given) == 3)
+
+
+def test_a_file_of_the_run_in_this_folder_is_answered_with_the_name_of_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "status.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["status.py", "status.json"])
+    with pytest.raises(UsageError, match=f"such as {tmp_path}", check=coded("not-a-folder")):
+        main()
+
+
 @pytest.mark.long
 def test_the_command_reads_the_folder_alone_and_imports_no_torch(tmp_path):
     write_status(tmp_path, "running", STATUS.model_dump(exclude_unset=True))

@@ -42,7 +42,7 @@ def heading_lines(config: RunConfig, stage_number: int, ranks: Ranks, engine: st
     return [
         f"{num_parameters(config.model, config.all_objectives):,} parameters, {training.precision}, {mode}, "
         f"{engine}; {ranks.world_size} x {device_name(ranks.device)}",
-        f"sequences of {stage.sequence_length} tokens; {data}",
+        f"rows of {stage.sequence_length} tokens; {data}",
         f"MFU = {flops_per_position(config, stage) / 1e9:.4g} GFLOP per token x tokens/s / "
         + (f"{peak / 1e12:g} TFLOP/s per device" if peak else "an unknown peak (set it with --peak-tflops)"),
     ]

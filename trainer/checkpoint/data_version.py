@@ -11,7 +11,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import SettingError
 from data_prep.dataset.manifest import UnknownVersion, read_manifest
 from data_prep.storage import storage
-from trainer.checkpoint.format import CheckpointFolder, checkpoints_folder, step_folder, steps_in
+from trainer.checkpoint.format import CheckpointFolder, SavedState, checkpoints_folder, step_folder, steps_in
 from trainer.config.duration import Duration
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.run_rules import check_run
@@ -51,7 +51,7 @@ def with_epochs_counted(
 ) -> RunConfig:
     """Return the configuration with steps in place of epochs: those of the data version that the run reads.
 
-    An epoch of a mixture has as many sequences as its data sets have together. The number of sentence pairs differs
+    An epoch of a mixture has as many rows as its data sets have together. The number of sentence pairs differs
     between epochs; each counts as long as the first.
 
     Args:
@@ -81,7 +81,7 @@ def with_epochs_counted(
             steps[number] = steps_of_epochs(epochs[number].number, num_rows, samples.is_mixture, stage)
             if not steps[number]:
                 raise UsageError(
-                    f"{epochs[number].setting} is less than one step of {num_rows:,} sequences an epoch",
+                    f"{epochs[number].setting} is less than one step of {num_rows:,} rows per epoch",
                     fix="raise it",
                     code="less-than-one-step",
                 )
@@ -96,7 +96,7 @@ def with_epochs_counted(
 
 
 def _open_to_count(config: RunConfig, allow_change: bool, epochs: Mapping[int, Duration]) -> list[ShardSet]:
-    """Open the data whose sequences are counted; the error for missing data names the setting that needs them."""
+    """Open the data whose rows are counted; the error for missing data names the setting that needs them."""
     try:
         return open_data(config, allow_change)
     except UserError as error:
@@ -122,22 +122,28 @@ def run_digests(output_dir: str | Path, remote: str | None = None) -> tuple[str,
     Args:
         remote: `checkpoint.upload_to`, searched if this node's disk has no checkpoint, as after a move to another node.
     """
-    digests = _newest_digests(checkpoints_folder(output_dir))
-    if digests or remote is None:
-        return digests
+    saved = newest_saved(output_dir, remote)
+    return saved.data.manifest_digests if saved is not None else ()
+
+
+def newest_saved(output_dir: str | Path, remote: str | None = None) -> SavedState | None:
+    """Return the newest readable checkpoint of a run without its tensors; None without one; `remote` as above."""
+    saved = _newest_in(checkpoints_folder(output_dir))
+    if saved is not None or remote is None:
+        return saved
     try:
-        return _newest_digests(remote)
+        return _newest_in(remote)
     except UserError:
-        return ()  # resuming searches the storage too, and fails if it does not answer
+        return None  # resuming searches the storage too, and fails if it does not answer
 
 
-def _newest_digests(url: str | Path) -> tuple[str, ...]:
+def _newest_in(url: str | Path) -> SavedState | None:
     for step in steps_in(url)[0]:
         try:
-            return CheckpointFolder.of_step(url, step).read_state().data.manifest_digests
+            return CheckpointFolder.of_step(url, step).read_state()
         except UserError:
             continue  # resuming warns and uses an earlier one too
-    return ()
+    return None
 
 
 def describe_versions(shard_sets: Sequence[ShardSet]) -> Iterator[str]:

@@ -55,6 +55,9 @@ class TrainState(_Record):
     unreadable_rows: Count = Field(0, description="rows skipped because their shard is damaged")
     stage: Count = 0
     epoch: Count = 0
+    first_epoch: Count = Field(
+        0, description="`epoch` in which the data of the stage began, with which logs count as 0; 0 in earlier releases"
+    )
     next_sample: Count = Field(0, description="loader position: the next sample of the epoch")
     mlflow_run_id: str | None = None
     last_logged_step: Count = Field(0, description="newest step whose metrics were handed to the tracker")

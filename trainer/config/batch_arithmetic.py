@@ -15,7 +15,7 @@ class StageShape:
     steps: int
     """Optimizer steps."""
     sequence_length: int
-    """Tokens per sequence (row)."""
+    """Tokens per row."""
     micro_batch_tokens: int
     """Maximum tokens in one forward pass of one rank."""
     global_batch_tokens: int
@@ -62,12 +62,12 @@ class BatchArithmetic:
     def __str__(self) -> str:
         text = (
             f"global batch {self.global_rows * self.sequence_length:,} tokens = "
-            f"{counted(self.micro_batch_rows, 'sequence')} x {self.sequence_length} tokens x "
+            f"{counted(self.micro_batch_rows, 'row')} x {self.sequence_length} tokens x "
             f"{counted(self.world_size, 'rank')} x {counted(self.accumulation_steps, 'gradient accumulation step')}"
         )
         if self.computed_rows > self.global_rows:
             text += (
-                f" - {self.computed_rows - self.global_rows} padding sequences ({self.padding_share:.1%} of the "
+                f" - {self.computed_rows - self.global_rows} padding rows ({self.padding_share:.1%} of the "
                 "computed ones)"
             )
         return text

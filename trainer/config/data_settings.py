@@ -43,7 +43,7 @@ class DataSettings(Settings):
         description="tokenizer directory or name on the Hugging Face Hub; by default the copy beside the shards",
     )
     sequence_length: PositiveInt = Field(
-        512, description="tokens per sequence (row), special tokens included; training.stages set their own"
+        512, description="length of a row in tokens, special tokens included; training.stages set their own"
     )
     sentence_pairs: SentencePairs = Field(
         "none",

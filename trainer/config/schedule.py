@@ -133,7 +133,7 @@ def steps_for_tokens(tokens: int, stages: Sequence[StageShape]) -> int:
 
 
 def steps_of_epochs(epochs: float, num_rows: int, is_mixture: bool, stage: StageShape) -> int:
-    """Return the steps of so many epochs of `num_rows` sequences, which the stage reads from the start of an epoch on.
+    """Return the steps of so many epochs of `num_rows` rows, which the stage reads from the start of an epoch on.
 
     What is left of an epoch and fills no global batch is dropped. Epochs of a mixture do not end, so that its steps are
     rounded up.

@@ -12,7 +12,7 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-ROWS_TO_TOKENS = "{value} sequences are {value} x data.sequence_length tokens"
+ROWS_TO_TOKENS = "{value} rows are {value} x data.sequence_length tokens"
 
 
 class Synonym(NamedTuple):
@@ -127,7 +127,7 @@ _OFF = {
 def _answer(synonym: Synonym, text: str, sequence_length: int | None) -> str:
     if synonym.advice.endswith(ROWS_TO_TOKENS) and "," not in synonym.setting and sequence_length and text.isdecimal():
         tokens = int(text) * sequence_length
-        return f"write {synonym.setting}={tokens} ({text} sequences x data.sequence_length={sequence_length} tokens)"
+        return f"write {synonym.setting}={tokens} ({text} rows x data.sequence_length={sequence_length} tokens)"
     if synonym.advice.startswith("write ") and text.lower() in ("false", "no", "off", "0"):
         return _OFF.get(synonym.setting) or f"write {synonym.setting}=false"
     if synonym.advice:

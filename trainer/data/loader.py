@@ -33,6 +33,8 @@ class Position:
     stage: int
     epoch: int
     next_sample: int
+    first_epoch: int = 0
+    """As in `SampleRange`."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class GlobalBatch:
     @property
     def position(self) -> Position:
         """Position of the first sample; after the end of an epoch, in the next epoch."""
-        return Position(self.samples.stage, self.samples.epoch, self.samples.first)
+        samples = self.samples
+        return Position(samples.stage, samples.epoch, samples.first, samples.first_epoch)
 
     @property
     def next_position(self) -> Position:
@@ -72,7 +75,7 @@ class GlobalBatch:
         """Yield the samples of each micro-batch of this rank."""
         for number in range(self.first_slice, self.first_slice + self.arithmetic.accumulation_steps):
             first, stop = (self.samples.first + row for row in self.arithmetic.slice_of(number))
-            yield SampleRange(stage=self.samples.stage, epoch=self.samples.epoch, first=first, stop=stop)
+            yield self.samples.model_copy(update={"first": first, "stop": stop})
 
 
 class Loader:
@@ -154,7 +157,8 @@ class Loader:
                 epoch, first = epoch + 1, 0
                 check_enough_rows(self.num_samples(epoch), stage)
             stop = first + arithmetic.global_rows
-            samples = SampleRange(stage=self._position.stage, epoch=epoch, first=first, stop=stop)
+            place = {"stage": self._position.stage, "epoch": epoch, "first_epoch": self._position.first_epoch}
+            samples = SampleRange(**place, first=first, stop=stop)
             first_slice = self._rank * arithmetic.accumulation_steps
             yield GlobalBatch(samples, skipped, stage.masking_rate(step), arithmetic, first_slice)
             first = stop

@@ -26,7 +26,7 @@ class PairCounts:
     unlabeled_pairs: int = 0
     """Pairs without a partner of matching lengths: they keep the order of the text, used for masked tokens only."""
     truncated_tokens: int = 0
-    """Tokens truncated from pairs longer than a row."""
+    """Tokens cut from pairs longer than a row: they are in no row of the epoch."""
     rows: int = 0
     filled_positions: int = 0
 
@@ -36,7 +36,8 @@ class PairCounts:
         )
         return (
             f"{self.pairs:,} sentence pairs ({kinds}), {self.single_sentence_chunks:,} chunks of a single sentence, "
-            f"{self.unlabeled_pairs:,} pairs without a label, {self.truncated_tokens:,} tokens truncated"
+            f"{self.unlabeled_pairs:,} pairs without a label; {self.filled_positions:,} positions "
+            f"filled, {self.truncated_tokens:,} tokens truncated (pairs longer than a row lose them in this epoch)"
         )
 
 

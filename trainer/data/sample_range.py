@@ -15,7 +15,11 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class SampleRange(BaseModel):
-    """Samples `first` to `stop` - 1 of an epoch: positions in its order, the same on any number of ranks."""
+    """Samples `first` to `stop` - 1 of an epoch: positions in its order, the same on any number of ranks.
+
+    `epoch`, on which order and masks depend, counts on over the stages. Logs and options count the epochs of the data
+    (`shown_epoch`): a stage with other samples than the one before begins with 0.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -23,13 +27,19 @@ class SampleRange(BaseModel):
     epoch: Count
     first: Count
     stop: Count
+    first_epoch: Count = 0
+    """The `epoch` in which these data began."""
+
+    @property
+    def shown_epoch(self) -> int:
+        return self.epoch - self.first_epoch
 
     def __str__(self) -> str:
-        return f"stage {self.stage} epoch {self.epoch} samples {self.first}:{self.stop}"
+        return f"stage {self.stage} epoch {self.shown_epoch} samples {self.first}:{self.stop}"
 
     def as_options(self, step: int) -> str:
         """Return the options of `clozeworks show-batch`; `step`, counted from 1, trained on the range."""
-        return f"--stage {self.stage} --epoch {self.epoch} --samples {self.first}:{self.stop} --step {step - 1}"
+        return f"--stage {self.stage} --epoch {self.shown_epoch} --samples {self.first}:{self.stop} --step {step - 1}"
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class Branch:
     skip: tuple[tuple[int, int], ...] = ()
     """Samples (first, stop) of an epoch that are not predicted, for a branch of the same run."""
     epoch: int | None = None
-    """Epoch of the samples; None for the epoch of the step."""
+    """Epoch of the samples (`SampleRange.shown_epoch`); None for the epoch of the step."""
     run: str | None = None
     """Output directory of the other run, which `branch` of the configuration alone sets; None for this one."""
 

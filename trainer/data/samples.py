@@ -213,7 +213,7 @@ def check_enough_rows(num_rows: int | None, stage: StageShape) -> None:
     length, tokens = stage.sequence_length, stage.global_batch_tokens
     if num_rows is not None and num_rows * length < tokens:
         raise UserError(
-            f"data.shards contains {num_rows} sequences of {length} tokens, fewer than the {tokens // length} of one "
+            f"data.shards contains {num_rows} rows of {length} tokens, fewer than the {tokens // length} of one "
             f"global batch (training.global_batch_tokens={tokens})",
             fix=f"set training.global_batch_tokens={num_rows * length} or less, or prepare more text",
             code="less-than-one-batch",

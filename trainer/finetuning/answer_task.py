@@ -52,6 +52,7 @@ class AnswerTask(Task):
     metrics = ("f1", "exact_match")
     example_score = "F1"
     result_columns = (*Task.result_columns, "start")
+    of_long_texts = "they are read in windows of this length, so that nothing is lost"
     needs_pair = True
     baseline_name = "context"
 

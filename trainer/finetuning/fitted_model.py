@@ -181,6 +181,7 @@ def _card(facts: FitFacts) -> str:
     base = facts.base_model.removeprefix("models:/").removeprefix("runs:/")
     task = facts.task.replace("_", " ")
     tag = {"token_classification": "token-classification", "question_answering": "question-answering"}
+    long = make_task(facts.task).of_long_texts
     beside = {metric: f" ({facts.baseline}: {value:.4g})" for metric, value in facts.baseline_scores.items()}
     scores = "\n".join(
         f"- {metric} on {facts.scored_on}: {value:.4g}{beside.get(metric, '')}"
@@ -192,7 +193,7 @@ def _card(facts: FitFacts) -> str:
         f"tags:\n- clozeworks\n---\n\n# {base}, fine-tuned for {task}\n\n"
         f"`{facts.base_model}`, fine-tuned for {task} with clozeworks ({facts.variant}, learning "
         f"rate {facts.learning_rate:g}, seed {facts.seed}, epoch {facts.best_epoch}).\n\n"
-        f"## Scores\n\n{scores}\n\nExamples: {counts}. Longer texts are truncated to {facts.max_length} tokens.\n\n"
+        f"## Scores\n\n{scores}\n\nExamples: {counts}. Texts longer than {facts.max_length} tokens: {long}.\n\n"
         "The model knows only the task and language of its training examples, and repeats their errors and biases. "
         "`provenance.json` has its origin, `finetune.json` how it was fine-tuned.\n"
     )

@@ -213,12 +213,12 @@ def data_lines(data: TaskData) -> Iterator[str]:
         yield f"{name:<6}{len(part.examples):>9,} examples  {_classes(part.labels)}"
     num_truncated = sum(part.encoded.num_truncated for part in data.parts.values())
     if num_truncated:
-        how = "read in windows of this length" if isinstance(data.task, AnswerTask) else "truncated"
-        long, most = counted(num_truncated, "text"), f"{data.preprocessor.max_length:,} tokens"
+        num_texts, most = sum(len(part.examples) for part in data.parts.values()), data.preprocessor.max_length
+        long, how = f"{num_truncated:,} of {counted(num_texts, 'text')} longer than", data.task.of_long_texts
         if data.preprocessor.is_shortened:
-            yield f"{long} longer than the {most} of --max-length, {how}; a larger --max-length keeps more"
+            yield f"{long} the {most:,} tokens of --max-length: {how}; a larger --max-length keeps more"
         else:
-            yield f"{long} longer than the model's pretraining length of {most}, {how}"
+            yield f"{long} the model's pretraining length of {most:,} tokens: {how}"
     if num_incomplete := sum(part.examples.num_incomplete for part in data.parts.values()):
         yield f"skipped {counted(num_incomplete, 'row')} with an empty text, pair or label"
     if num_swallowing := sum(part.examples.num_swallowing for part in data.parts.values()):

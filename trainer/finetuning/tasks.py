@@ -74,6 +74,8 @@ class Task(ABC):
     needs_pair = False
     result_columns: tuple[str, ...] = ("predicted", "probability")
     """Names of the columns that a table of predictions has."""
+    of_long_texts = "their ends are not read"
+    """What becomes of texts that are longer than the model takes."""
     names: tuple[str, ...] = ()
     """The classes in the order of the model's outputs; empty where labels are no classes, or not known yet."""
 

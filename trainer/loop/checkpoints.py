@@ -279,7 +279,7 @@ class Checkpoints:
         last_good = self._last_good(progress)
         if is_last:
             why = f", and the run ends with step {state.step:,}, which is not saved; {last_good}"
-            raise progress.nonfinite.error(why, progress.saved_step)
+            raise progress.nonfinite.error(why, progress.saved_step, self.config.stage_of(state.step).first_step)
         if not progress.save_is_deferred:
             self.reporter.warn(
                 f"the checkpoint due at step {state.step:,}, which is not finite, is saved after the next finite step; "

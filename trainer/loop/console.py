@@ -21,7 +21,7 @@ SHOWN_GROUPS = 8
 def step_line(
     step: int,
     max_steps: int,
-    epoch: float,
+    epoch: float | None,
     metrics: Mapping[str, float],
     seconds_left: float,
     labels: Mapping[str, str],
@@ -29,11 +29,11 @@ def step_line(
     """Format the log line of a step.
 
     Args:
-        epoch: from 0, with its fraction.
+        epoch: of the data of the stage, from 0, with its fraction; None for a mixture, whose epochs do not end.
         metrics: under their MLflow names.
         labels: what each objective is called, by its name in metrics, such as `{"mlm": "mlm", "pair": "nsp"}`.
     """
-    parts = [f"step {step}/{max_steps}", f"epoch {epoch:.2f}", _loss(metrics, labels)]
+    parts = [f"step {step}/{max_steps}", *([] if epoch is None else [f"epoch {epoch:.2f}"]), _loss(metrics, labels)]
     parts += [f"lr {scientific(metrics['train/learning_rate'])}", _speed(metrics)]
     if "train/mfu" in metrics:
         parts.append(f"MFU {metrics['train/mfu']:.1%}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,15 +28,46 @@ if TYPE_CHECKING:
     from trainer.loop.pair_counting import PairCounting
 
 
+def position_of(state: TrainState) -> Position:
+    """Return the position of a run in its samples."""
+    return Position(state.stage, state.epoch, state.next_sample, state.first_epoch)
+
+
 def first_position(config: RunConfig, number: int, position: Position) -> Position:
     """Return where stage `number` begins, after an earlier stage ended at `position`.
 
-    A stage with the same samples continues with the unread ones; any other stage begins a new epoch.
+    A stage with the same samples continues with the unread ones; any other stage begins a new epoch, and with it the
+    count of its epochs.
     """
     ended = config.stages[position.stage] if position.stage < len(config.stages) else None
     if ended is not None and config.stages[number].continues(ended):
         return replace(position, stage=number)
-    return Position(number, position.epoch + 1, 0)
+    return Position(number, position.epoch + 1, 0, first_epoch=position.epoch + 1)
+
+
+def start_of_stage(config: RunConfig, shard_sets: Sequence[ShardSet], number: int, state: TrainState) -> Position:
+    """Return where stage `number` of a run begins, or began.
+
+    Args:
+        state: the newest known state of the run. Its own stage has `first_epoch` from it; later ones are planned.
+    """
+    if state.stage > number:
+        state = TrainState()
+    position, step = position_of(state), state.step
+    for earlier, stage in enumerate(config.stages[:number]):
+        steps = stage.first_step + stage.taken_steps - step
+        if steps > 0:
+            position = first_position(config, earlier, position) if position.stage != earlier else position
+            loader = Loader(shard_sets, stage, position, config.training.seed, step=step)
+            position, step = _position_after(steps, loader, position), step + steps
+    return first_position(config, number, position) if position.stage != number else position
+
+
+def _position_after(steps: int, loader: Loader, position: Position) -> Position:
+    """Return the position after so many steps of a loader that starts at `position`; no token is read."""
+    for batch in itertools.islice(loader.planned(), steps):
+        position = batch.next_position
+    return position
 
 
 def batches_from(
@@ -50,9 +80,7 @@ def batches_from(
         start, steps = stage.first_step, stage.taken_steps
         first = min(max(step - start, 0), steps)
         if first:
-            passed = Loader(shard_sets, stage, position, seed, ranks, start)
-            for batch in itertools.islice(passed.planned(), first):
-                position = batch.next_position
+            position = _position_after(first, Loader(shard_sets, stage, position, seed, ranks, start), position)
         if first < steps:
             loader = Loader(shard_sets, stage, position, seed, ranks, start + first)
             for batch in itertools.islice(loader, steps - first):
@@ -76,7 +104,7 @@ def count_first_epoch(
         UserError: a shard cannot be planned.
     """
     pair_counts = KeptPairCounts(Path(config.output_dir) / PAIR_COUNTS)
-    position = Position(state.stage, state.epoch, state.next_sample)
+    position = position_of(state)
     for number, stage in enumerate(config.stages):
         if state.step < min(stage.last_step, config.max_steps):
             start = first_position(config, number, position) if position.stage != number else position
@@ -96,8 +124,8 @@ class FetchedBatch:
     """A global batch, which may be read while the step before it runs."""
 
     batch: GlobalBatch
-    epoch: float
-    """The epoch with its fraction after this batch; an integer for a mixture, of which each component has epochs."""
+    epoch: float | None
+    """The epoch of the data with its fraction after this batch; None for a mixture, whose epochs do not end."""
     notes: tuple[str, ...]
     """Lines of the log before its step: a new stage, a new epoch."""
 
@@ -110,7 +138,7 @@ class GlobalBatches:
 
     def __init__(self, run: Run, state: TrainState) -> None:
         self._run, self._skipped = run, state.skipped_samples
-        self._batches = self._of_stages(state.step, Position(state.stage, state.epoch, state.next_sample))
+        self._batches = self._of_stages(state.step, position_of(state))
 
     def __iter__(self) -> Iterator[FetchedBatch]:
         return self._batches
@@ -149,8 +177,9 @@ class GlobalBatches:
                     notes += describe_epoch(batch, loader.pair_counts(epoch) if run.ranks.is_first else None)
                     described = epoch
                 position, step = batch.next_position, step + 1
-                fraction = position.next_sample / (loader.num_samples(epoch) or math.inf)
-                yield FetchedBatch(without_skipped(batch, self._skipped), epoch + fraction, tuple(notes))
+                rows = loader.num_samples(epoch)
+                shown = None if rows is None else batch.samples.shown_epoch + position.next_sample / rows
+                yield FetchedBatch(without_skipped(batch, self._skipped), shown, tuple(notes))
                 notes.clear()
                 if counting is not None:
                     counting.advance(position, stop - step)
@@ -168,11 +197,11 @@ class GlobalBatches:
 
 def describe_epoch(first: GlobalBatch, counts: PairCounts | None) -> Iterator[str]:
     """Yield the log lines about an epoch at the first batch that is read from it."""
-    epoch = first.samples.epoch
+    epoch = first.samples.shown_epoch
     if counts is not None:
         yield f"epoch {epoch}: {counts}"
     if first.skipped_samples:
-        yield f"dropped the last {first.skipped_samples} samples of epoch {epoch - 1} (incomplete batch)"
+        yield f"dropped the last {first.skipped_samples:,} samples of epoch {epoch - 1} (incomplete batch)"
 
 
 def without_skipped(batch: GlobalBatch, skipped: Sequence[SampleRange]) -> GlobalBatch:

@@ -137,12 +137,12 @@ class Reporter:
         self._bar.advance()
 
     def log(
-        self, state: TrainState, epoch: float, late_scores: Callable[[MetricLog], Mapping[str, float]]
+        self, state: TrainState, epoch: float | None, late_scores: Callable[[MetricLog], Mapping[str, float]]
     ) -> TrainState:
         """Send the metrics of all steps since the last call to MLflow, print the newest and the health warnings.
 
         Args:
-            epoch: the epoch with its fraction.
+            epoch: as in `step_line`.
             late_scores: logs the scores of checkpoints that arrived since the last call, and returns them.
 
         Raises:

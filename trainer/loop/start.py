@@ -159,7 +159,7 @@ def rate_jump(start: Start, config: RunConfig, state: TrainState) -> str | None:
 
 def is_on(state: TrainState, branch: Branch) -> bool:
     """Return whether a run at `state` is on this branch already."""
-    skipped = {(r.first, r.stop) for r in state.skipped_samples if branch.epoch in (None, r.epoch)}
+    skipped = {(r.first, r.stop) for r in state.skipped_samples if branch.epoch in (None, r.shown_epoch)}
     return state.branched_at == branch.step and {*branch.skip} <= skipped
 
 
@@ -169,16 +169,18 @@ def begun(state: TrainState, branch: Branch) -> TrainState:
     Raises:
         UsageError: a range of `--skip-samples` lies before the next sample.
     """
-    epoch = state.epoch if branch.epoch is None else branch.epoch
+    now = state.epoch - state.first_epoch
+    epoch = now if branch.epoch is None else branch.epoch
     for first, stop in branch.skip:
-        if (epoch, stop) <= (state.epoch, state.next_sample):
+        if (epoch, stop) <= (now, state.next_sample):
             raise UsageError(
                 f"--skip-samples {first}:{stop} of epoch {epoch} lies before sample {state.next_sample:,} of epoch "
-                f"{state.epoch}, where step {state.step:,} ends",
+                f"{now}, where step {state.step:,} ends",
                 fix="resume from an earlier step",
                 code="skipped-samples-are-past",
             )
-    new = (SampleRange(stage=state.stage, epoch=epoch, first=first, stop=stop) for first, stop in branch.skip)
+    place = {"stage": state.stage, "epoch": state.first_epoch + epoch, "first_epoch": state.first_epoch}
+    new = (SampleRange(**place, first=first, stop=stop) for first, stop in branch.skip)
     return state.model_copy(
         update={
             "skipped_samples": (*state.skipped_samples, *new),
@@ -199,7 +201,8 @@ def begun_from_other_run(state: TrainState, saved: SavedState, config: RunConfig
     is_same = stage.continues(ended) and (
         ended.select(saved.data.manifest_digests) == stage.select(data.manifest_digests)
     )
-    position = {} if is_same else {"epoch": saved.state.epoch + 1, "next_sample": 0}
+    epoch = saved.state.epoch + 1
+    position = {} if is_same else {"epoch": epoch, "first_epoch": epoch, "next_sample": 0}
     start = {"stage": 0, "skipped_samples": (), "branched_at": saved.state.step, "mlflow_run_id": None}
     return state.model_copy(update={**start, **position})
 

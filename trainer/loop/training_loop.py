@@ -57,7 +57,7 @@ def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[Stat
         progress = with_evaluation(run.config, progress, due)
         if due.log:
             state = reporter.log(state, fetched.epoch, checkpoints.late_scores)
-        progress.nonfinite.check(progress.saved_step)
+        progress.nonfinite.check(progress.saved_step, run.config.stage_of(state.step).first_step)
         progress = checkpoints.save_if_due(due, state, progress)
         is_stopping = due.stop
         if not is_stopping:
@@ -241,6 +241,7 @@ def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> Train
             "unreadable_rows": state.unreadable_rows + result.counts.unreadable_rows,
             "stage": position.stage,
             "epoch": position.epoch,
+            "first_epoch": position.first_epoch,
             "next_sample": position.next_sample,
             "evaluation": {},
             "evaluated_as": {},

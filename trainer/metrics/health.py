@@ -110,22 +110,28 @@ class NonFiniteSteps:
             f"({len(self.streak)} in a row, at most {self.max_in_a_row} allowed)"
         )
 
-    def check(self, saved_step: int | None) -> None:
-        """End a run whose streak is too long; `saved_step` is that of the last good checkpoint.
+    def check(self, saved_step: int | None, first_step: int) -> None:
+        """End a run whose streak is too long; arguments as `error`.
 
         Raises:
             UserError: the streak is too long; lists steps and samples.
         """
         if self.is_too_long:
-            raise self.error(f", more than health.max_nonfinite_steps={self.max_in_a_row}", saved_step)
+            raise self.error(f", more than health.max_nonfinite_steps={self.max_in_a_row}", saved_step, first_step)
 
-    def error(self, why_it_ends: str, saved_step: int | None) -> UserError:
-        """Create the error that ends a run, with steps, samples, and how to resume from the last good checkpoint."""
+    def error(self, why_it_ends: str, saved_step: int | None, first_step: int) -> UserError:
+        """Create the error that ends a run, with steps, samples, and how to resume from the last good checkpoint.
+
+        Args:
+            saved_step: the step of that checkpoint. One of an earlier stage cannot skip samples of this one.
+            first_step: completed steps of the run where the stage begins.
+        """
         (first, _), (last, samples) = self.streak[0], self.streak[-1]
         of_epoch = [each for _, each in self.streak if (each.stage, each.epoch) == (samples.stage, samples.epoch)]
         steps = ", ".join(f"{number:,} ({range_})" for number, range_ in self.streak[-5:])
-        skip = f"--skip-samples {of_epoch[0].first}:{samples.stop} --skip-epoch {samples.epoch}"
-        again = "" if saved_step is None else f", or resume with pretrain.py --resume-from {saved_step} {skip}"
+        skip = f"--skip-samples {of_epoch[0].first}:{samples.stop} --skip-epoch {samples.shown_epoch}"
+        can_skip = saved_step is not None and saved_step > first_step * bool(samples.stage)
+        again = f", or resume with pretrain.py --resume-from {saved_step} {skip}" if can_skip else ""
         return UserError(
             f"the {self.what} was not finite in {len(self.streak)} steps in a row{why_it_ends}: steps {first:,} to "
             f"{last:,}, the last of them {steps}. Weights and optimizer state are those before step {first:,}",

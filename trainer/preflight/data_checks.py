@@ -110,7 +110,10 @@ def _describe_data_set(url: str, manifest: Manifest, run: PlannedRun, tokens_rea
     )
     yield Finding("ok", "shards", text)
     epochs = tokens_read / max(train.tokens, 1)
-    text = f"the run reads {tokens_read:,} tokens, about {format_epochs(epochs)} of these tokens"
+    # An epoch of sentence pairs has fewer: pairs that are longer than a row are truncated.
+    has_pairs = any(stage.data.sentence_pairs != "none" for stage in run.config.stages)
+    times = f"{epochs:,.2f} times as many as these" if has_pairs else f"about {format_epochs(epochs)} of these"
+    text = f"the run reads {tokens_read:,} tokens, {times}"
     yield Finding("ok", "tokens", text)
     if epochs > MANY_EPOCHS:
         text = f"the run repeats these tokens for {format_epochs(epochs)}; lower training.max_steps or add data"

@@ -138,8 +138,7 @@ def batch_lines(run: PlannedRun) -> list[str]:
     for stage in run.config.stages:
         name = f"{stage.label}: " if len(run.config.stages) > 1 else ""
         arithmetic = batch_arithmetic(stage, run.world_size)
-        length = f"; {stage.taken_steps:,} steps = {stage.tokens:,} tokens" if run.uncounted is None else ""
-        lines.append(f"{name}{arithmetic}{length}")
+        lines.append(f"{name}{arithmetic}")
         if arithmetic.micro_batch_tokens < stage.micro_batch_tokens:
             lines.append(
                 f"  micro_batch_tokens={stage.micro_batch_tokens:,} is an upper bound; "

@@ -349,7 +349,7 @@ def _description(folder: Path) -> str:
     card = read_card(folder)
     if len(card) <= MAX_DESCRIPTION_LENGTH:
         return card
-    ending = f"\n\n(truncated; the full card is {EXPORT_FOLDER}/README.md of the version)"
+    ending = f"\n\n(the card is longer; all of it is {EXPORT_FOLDER}/README.md of the version)"
     return card[: MAX_DESCRIPTION_LENGTH - len(ending)] + ending
 
 

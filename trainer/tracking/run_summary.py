@@ -33,6 +33,7 @@ STALLED_INTERVALS = 10
 PATIENCE_SECONDS, PATIENCE_INTERVALS = 60.0, 10.0
 """A run that has not written its status for these seconds plus so many log intervals may have been killed."""
 
+_FULL = "the disk of output_dir is full"
 NO_END = "killed, or its host was lost (no end was recorded)"
 
 EventT = TypeVar("EventT", bound=Event)
@@ -63,13 +64,13 @@ def assess(status: Status, now: float, is_alive: bool | None, is_suspended: bool
         step = "before its first step" if status.step is None else f"at step {status.step:,}"
         return RunHealth(status.state, f"{status.state} {step}: {status.cause or 'no cause was recorded'}")
     if (death := cause_of_death(status, now, is_alive)) is not None:
-        return RunHealth("dead", death)
+        return RunHealth("dead", f"{death} ({_FULL})" if disk_is_full else death)
     process = f"process {status.pid} on host {status.host}"
     if is_suspended:
         return RunHealth("stalled", f"{process} is suspended by a signal such as SIGSTOP; resume it with SIGCONT")
     beat = now - (status.heartbeat_at or status.written_at)
     if status.heartbeat_at is not None and beat > DEAD_AFTER_SECONDS:
-        cause = "the disk of output_dir is full" if disk_is_full else "it hangs, or output_dir cannot be written"
+        cause = _FULL if disk_is_full else "it hangs, or output_dir cannot be written"
         return RunHealth("silent", f"{process} runs and has written no heartbeat for {long_duration(beat)}: {cause}")
     idle, limit = now - (status.moved_at or status.written_at), _limit(status)
     if idle > limit:

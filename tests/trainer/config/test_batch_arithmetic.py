@@ -22,7 +22,7 @@ def test_four_rows_are_one_rank_times_four_or_two_times_two():
 def test_ranks_that_do_not_divide_the_batch_are_filled_up_and_say_so():
     arithmetic = batch_arithmetic(stage(8, 2, 8), 3)
     assert (arithmetic.accumulation_steps, arithmetic.computed_rows) == (2, 12)
-    assert "- 4 padding sequences (33.3% of" in str(arithmetic)
+    assert "- 4 padding rows (33.3% of" in str(arithmetic)
 
 
 def test_a_micro_batch_is_no_larger_than_many_ranks_need():

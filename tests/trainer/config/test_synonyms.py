@@ -20,10 +20,10 @@ REQUIRED = ["output_dir=x", "data.shards=y", "training.max_steps=1"]
         ("lr=1e-4", "optimizer.learning_rate=1e-4"),
         ("learning_rate=3e-5", "optimizer.learning_rate=3e-5"),
         ("training.learning_rate=3e-5", "optimizer.learning_rate=3e-5"),
-        ("per_device_train_batch_size=32", "training.micro_batch_tokens=4096 (32 sequences x data.sequence_length=128"),
-        ("micro_batch_size=8", "training.micro_batch_tokens=1024 (8 sequences"),
-        ("micro_batch_size=[8]", "N sequences are N x data.sequence_length tokens"),
-        ("global_batch_size=256", "training.global_batch_tokens=32768 (256 sequences"),
+        ("per_device_train_batch_size=32", "training.micro_batch_tokens=4096 (32 rows x data.sequence_length=128"),
+        ("micro_batch_size=8", "training.micro_batch_tokens=1024 (8 rows"),
+        ("micro_batch_size=[8]", "N rows are N x data.sequence_length tokens"),
+        ("global_batch_size=256", "training.global_batch_tokens=32768 (256 rows"),
         ("training.warmup=10", "set schedule.warmup to 10 (steps)"),
         ("trainig.max_steps=10", "Fix: write training.max_steps=10"),
         ("batch_size=64", "training.micro_batch_tokens"),
@@ -51,7 +51,7 @@ REQUIRED = ["output_dir=x", "data.shards=y", "training.max_steps=1"]
         ("whole_word_mask=false", "write data.mask_unit=token"),
         ("learningrate=1e-4", "optimizer.learning_rate=1e-4"),
         ("max_tokens=4096", "set training.micro_batch_tokens (tokens per forward pass of one rank)"),
-        ("max_sentences=8", "training.micro_batch_tokens=1024 (8 sequences"),
+        ("max_sentences=8", "training.micro_batch_tokens=1024 (8 rows"),
         ("update_freq=4", "4 x training.micro_batch_tokens x (number of ranks)"),
         ("max_update=1000", "training.max_steps=1000"),
         ("warmup_updates=10", "schedule.warmup_steps=10"),
@@ -76,13 +76,13 @@ def test_sequences_are_converted_with_the_length_that_is_given_under_another_nam
     with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
         settings_of(RunConfig, *REQUIRED, length, "micro_batch_size=16")
     assert "data.sequence_length=128 (" in str(caught.value)
-    assert "training.micro_batch_tokens=2048 (16 sequences x data.sequence_length=128" in str(caught.value)
+    assert "training.micro_batch_tokens=2048 (16 rows x data.sequence_length=128" in str(caught.value)
 
 
 def test_two_lengths_leave_the_conversion_to_the_reader():
     with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
         settings_of(RunConfig, *REQUIRED, "data.sequence_length=64", "seq_len=128", "micro_batch_size=16")
-    assert "16 sequences are 16 x data.sequence_length tokens" in str(caught.value)
+    assert "16 rows are 16 x data.sequence_length tokens" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_two_lengths_leave_the_conversion_to_the_reader():
         ("max_steps: 9", "write training.stages.1.steps=9 ("),
         ("rope_theta: 160000", "write training.stages.1.global_rope_theta=160000 ("),
         ("lr_scheduler_type: cosine", "set training.stages.1.schedule.name to linear"),
-        ("micro_batch_size: 4", "training.stages.1.micro_batch_tokens=1024 (4 sequences x training.stages.1."),
+        ("micro_batch_size: 4", "training.stages.1.micro_batch_tokens=1024 (4 rows x training.stages.1."),
         ("seed: 4", "write training.seed=4 "),
     ],
 )

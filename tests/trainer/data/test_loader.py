@@ -286,7 +286,7 @@ def test_a_data_set_smaller_than_a_global_batch_is_refused(corpus) -> None:
     with pytest.raises(
         UserError,
         check=coded("less-than-one-batch"),
-        match=f"contains {rows} sequences of 32 tokens, fewer than the {rows + 1} .*{rows * 32} or less",
+        match=f"contains {rows} rows of 32 tokens, fewer than the {rows + 1} .*{rows * 32} or less",
     ):
         loader_of(corpus, global_rows=rows + 1)
 

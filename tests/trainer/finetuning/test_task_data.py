@@ -178,7 +178,7 @@ def test_long_texts_are_counted_with_the_length_and_where_it_comes_from(
     task, parts = read_task("classification", Files(path), COLUMNS, 0)
     for used, length, option in ((preprocessor, 32, False), (shortened(preprocessor), 16, True)):
         (line,) = [line for line in data_lines(encode_task(task, parts, used)) if "longer than" in line]
-        assert line.startswith("1 text ") and f" {length} tokens" in line and ("--max-length" in line) == option
+        assert line.startswith("1 of 41 texts ") and f" {length} tokens" in line and ("--max-length" in line) == option
 
 
 def shortened(preprocessor: Preprocessor) -> Preprocessor:

@@ -35,3 +35,15 @@ def test_samples_of_a_later_epoch_than_the_checkpoints_can_be_skipped():
     new = begun(state, branch)
     assert [str(r) for r in new.skipped_samples] == ["stage 0 epoch 2 samples 3:9"]
     assert is_on(new, branch) and not is_on(new, Branch(7, ((3, 9),), epoch=1))
+
+
+def test_the_epoch_of_skipped_samples_is_that_of_the_log_in_a_later_stage():
+    state = TrainState(step=7, stage=1, epoch=4, first_epoch=3, next_sample=70)
+    (same,) = begun(state, Branch(7, ((70, 72),))).skipped_samples
+    assert (same.epoch, same.shown_epoch) == (4, 1)
+    branch = Branch(7, ((3, 9),), epoch=2)
+    new = begun(state, branch)
+    assert [(str(r), r.epoch) for r in new.skipped_samples] == [("stage 1 epoch 2 samples 3:9", 5)]
+    assert is_on(new, branch) and not is_on(new, Branch(7, ((3, 9),), epoch=5))
+    with pytest.raises(UserError, match="60:70 of epoch 1 lies before sample 70 of epoch 1"):
+        begun(state, Branch(7, ((60, 70),)))

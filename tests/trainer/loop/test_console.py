@@ -28,6 +28,9 @@ def test_a_step_line_reads_like_those_of_other_trainers():
 def test_a_step_line_without_pairs_shows_perplexity_and_hours():
     metrics = {"train/loss": 2.302585, "train/mlm_loss": 2.302585, "train/learning_rate": 1e-3}
     line = step_line(50, 3000, 0.0, metrics | {"train/tokens_per_second": 950.0}, 3723, {"mlm": "mlm"})
+    assert line.replace(" | epoch 0.00", "") == step_line(
+        50, 3000, None, metrics | {"train/tokens_per_second": 950.0}, 3723, {"mlm": "mlm"}
+    ), "epochs of a mixture do not end"
     assert "loss 2.303 (ppl 10.0)" in line and "950 tokens/s" in line and line.endswith("ETA 1:02:03")
 
 

@@ -147,6 +147,9 @@ def test_a_line_about_a_stage_or_an_epoch_comes_before_its_first_step(config: Ru
     followed = [next(line for line in training.lines[number:] if line.startswith("step ")) for number in news]
     assert followed == [f"step {step}: fetching" for step in (3, 5, 6, 8)]
     assert [training.epochs[step] for step in (1, 5)] == pytest.approx([0.4, 2.4], abs=0.01)
+    last, rest = training.saved[STEPS], [training.epochs[step] for step in range(6, STEPS + 1)]
+    assert last.first_epoch == 3 and 0 < rest[0] < 1, "the second stage counts its own epochs"
+    assert rest == sorted(rest) and last.epoch - last.first_epoch == int(rest[-1])
 
 
 @pytest.mark.parametrize("config", [f"training.max_steps={steps}" for steps in (4, 5, 7)], indirect=True)

@@ -71,9 +71,9 @@ def test_nonfinite_steps_are_tolerated_up_to_the_limit_and_then_end_the_run_with
     assert "the loss of step 5 (stage 0 epoch 1 samples 80:96)" in steps.warning()
     steps = steps.after(6, samples(6), (3.0, 0.0))
     assert "the gradient of step 6" in steps.warning()
-    steps.check(4)
+    steps.check(4, 0)
     with pytest.raises(UserError) as raised:
-        steps.after(7, samples(7), (NAN, 0.0)).check(4)
+        steps.after(7, samples(7), (NAN, 0.0)).check(4, 0)
     for part in ("3 steps in a row", "steps 5 to 7", "samples 80:96", "--samples 112:128"):
         assert part in str(raised.value)
     assert "pretrain.py --resume-from 4 --skip-samples 80:128 --skip-epoch 1" in str(raised.value)
@@ -84,9 +84,18 @@ def test_only_samples_of_the_last_epoch_are_offered_to_be_skipped_and_nothing_wi
     steps = steps.after(5, SampleRange(stage=0, epoch=1, first=80, stop=96), (NAN, 0.0))
     steps = steps.after(6, SampleRange(stage=0, epoch=2, first=0, stop=16), (NAN, 0.0))
     with pytest.raises(UserError) as raised:
-        steps.check(None)
+        steps.check(None, 0)
     assert "--resume-from" not in str(raised.value)
-    assert "--resume-from 4 --skip-samples 0:16 --skip-epoch 2" in str(steps.error("", 4))
+    assert "--resume-from 4 --skip-samples 0:16 --skip-epoch 2" in str(steps.error("", 4, 0))
+
+
+def test_samples_of_a_later_stage_are_named_by_the_epochs_of_its_data_and_skipped_from_its_own_checkpoints():
+    samples = SampleRange(stage=1, epoch=5, first_epoch=3, first=0, stop=16)
+    steps = NonFiniteSteps(max_in_a_row=1).after(5, samples, (NAN, 0.0))
+    assert "(stage 1 epoch 2 samples 0:16)" in steps.warning()
+    of_stage, of_earlier = (str(steps.error("", 4, first_step)) for first_step in (3, 4))
+    assert "--stage 1 --epoch 2 --samples 0:16" in of_earlier and "--resume-from" not in of_earlier
+    assert "--resume-from 4 --skip-samples 0:16 --skip-epoch 2" in of_stage
 
 
 def test_an_overflow_of_fp16_is_a_probe_while_the_loss_is_finite_the_scale_can_fall_and_few_came_in_a_row():
@@ -117,7 +126,7 @@ def test_a_finite_step_between_starts_the_count_afresh():
         assert not steps.in_streak
     steps = steps.after(21, samples(21), (NAN, 0.0)).after(22, samples(22), (NAN, 0.0))
     with pytest.raises(UserError, match="steps 21 to 22"):
-        steps.check(None)
+        steps.check(None, 0)
 
 
 def test_a_loss_at_the_unigram_entropy_is_reported_once_and_only_after_the_stated_steps():

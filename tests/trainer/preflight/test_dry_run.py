@@ -54,10 +54,11 @@ def test_parameters_are_counted_by_part_of_the_model(preset):
 
 
 def test_batches_are_reckoned_over_the_steps_that_the_run_takes():
-    config = load_config("bert_large_phased", ["training.max_steps=900010"])
-    first, second = (line for line in batch_lines(planned(config, 8)) if "upper bound" not in line)
-    assert "32 sequences x 128 tokens x 8 ranks x 1 gradient accumulation step" in first
-    assert second.endswith("10 steps = 1,310,720 tokens")
+    run = planned(load_config("bert_large_phased", ["training.max_steps=900010"]), 8)
+    first, _ = (line for line in batch_lines(run) if "upper bound" not in line)
+    (last,) = (line.split() for line in stage_lines(run) if line.startswith("1 "))
+    assert "32 rows x 128 tokens x 8 ranks x 1 gradient accumulation step" in first
+    assert last[2:6] == ["10", "of", "100,000", "1,310,720"]
 
 
 def test_operations_of_a_run_are_those_a_token_times_its_tokens():
@@ -171,8 +172,9 @@ def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):
 def test_a_batch_warmup_is_reported_size_by_size_and_its_tokens_are_what_is_read():
     warmup = "training.batch_warmup={initial_tokens: 1024, steps: 4}"
     sizes = ["training.global_batch_tokens=3072", "training.micro_batch_tokens=512", "training.max_steps=6"]
-    lines = batch_lines(planned(load_config("tiny_cpu", [*sizes, warmup]), 2))
-    assert lines[0].endswith(f"6 steps = {2 * 1024 + 2 * 2048 + 2 * 3072:,} tokens")
+    run = planned(load_config("tiny_cpu", [*sizes, warmup]), 2)
+    lines = batch_lines(run)
+    assert f"  6      {2 * 1024 + 2 * 2048 + 2 * 3072:,}  " in stage_lines(run)[1]
     assert [line.strip() for line in lines[2:]] == [
         "from step 1: 1,024 tokens, 1 accumulation",
         "from step 3: 2,048 tokens, 2 accumulation",

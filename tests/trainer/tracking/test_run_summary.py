@@ -70,6 +70,12 @@ def test_a_full_disk_is_named_as_the_cause_of_a_missing_heartbeat():
     assert "full" not in assess(late, NOW, True, False, disk_is_full=False).reason
 
 
+def test_a_full_disk_is_named_where_the_end_of_a_run_could_not_be_recorded():
+    health = assess(RUNNING, NOW, False, False, disk_is_full=True)
+    assert health.state == "dead" and "disk of output_dir is full" in health.reason
+    assert "full" not in assess(RUNNING, NOW, False, False, disk_is_full=False).reason
+
+
 # The status of a run, whose end a SIGTERM asks for; its main thread begins an operation every 10 ms.
 _RUN = """
 import signal, sys, time
