@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -148,12 +150,44 @@ class TokenizerRecord(ManifestPart):
 
 
 class InputRecord(ManifestPart):
-    """One input file at the time it was read."""
+    """One input file at the time it was read: a line of a file of inputs, or in the manifest of an earlier release."""
 
     url: str
     source: str = Field(description="name of the source that it belongs to")
     bytes: Count
     fingerprint: str = Field(description="sha256 of the file, or of the sha256 of its parts")
+
+
+class InputsFile(FileRecord):
+    """A file with an `InputRecord` as JSON on each line: the inputs of one preparation."""
+
+    inputs: Count = Field(description="number of its lines")
+
+
+def inputs_name(version: int) -> str:
+    """Return the name of the file with the inputs that made a version."""
+    return f"inputs-{version:06d}.jsonl"
+
+
+def inputs_file(inputs: Iterable[InputRecord], version: int) -> tuple[InputsFile, bytes]:
+    """Return the content of the file with the inputs that made a version, and its record."""
+    lines = [json.dumps(each.model_dump(), ensure_ascii=False, sort_keys=True) for each in inputs]
+    data = "".join(f"{line}\n" for line in lines).encode()
+    return InputsFile(**record_of(inputs_name(version), data).model_dump(), inputs=len(lines)), data
+
+
+def read_inputs(folder: str, inputs: Iterable[InputRecord | InputsFile]) -> Iterator[InputRecord]:
+    """Yield the inputs of a data set in `folder`, as its manifest names them.
+
+    Raises:
+        UserError: a file of them is missing or damaged.
+    """
+    for each in inputs:
+        if isinstance(each, InputRecord):
+            yield each
+            continue
+        for line in read_file(folder, each).splitlines():
+            yield InputRecord.model_validate_json(line)
 
 
 class SourceRecord(ManifestPart):

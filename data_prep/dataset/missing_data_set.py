@@ -79,7 +79,8 @@ def is_text_file(name: str) -> bool:
     for ending in COMPRESSIONS:
         plain = plain.removesuffix(ending)
     endings = tuple(ending for item in BUILT_IN for ending in item.endings)
-    is_own = plain.rpartition("/")[2].startswith(".") or plain.endswith((".provenance.parquet", "manifest.json"))
+    own_name = plain.rpartition("/")[2]
+    is_own = own_name.startswith((".", "inputs-0")) or plain.endswith((".provenance.parquet", "manifest.json"))
     return plain.endswith(endings) and not is_own
 
 

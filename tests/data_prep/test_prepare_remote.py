@@ -52,7 +52,8 @@ def test_a_killed_run_goes_on_and_ends_with_the_objects_of_a_local_run(
     finished = units(s3_bucket)
     again = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
-    bytes_before = sum(plan.plan.units[int(name[-len("000000.sections") :][:6])].bytes for name in finished)
+    sizes = {f"map-{unit.name}.sections": unit.bytes for unit in plan.plan.units}
+    bytes_before = sum(sizes[Path(name).name] for name in finished)
     assert f", {bytes_before / 1e6:.1f} before" in again.stderr
     assert s3_bucket.objects() == local and not s3_bucket.unfinished_uploads()
 
@@ -77,7 +78,8 @@ def test_inputs_tokenizer_and_ranges_in_the_store_give_the_same_shards(
     plan.merge(output, 2)
     made = s3_bucket.objects("out/")
     assert made.keys() == local.keys()
-    assert {name for name in made if made[name] != local[name]} == {"out/manifest.json", "out/DATA_CARD.md"}
+    of_inputs = {"manifest.json", "DATA_CARD.md", "inputs-000001.jsonl", ".stamps.json"}
+    assert {name for name in made if made[name] != local[name]} == {f"out/{name}" for name in of_inputs}
 
 
 def test_two_runs_at_once_and_the_same_range_twice_are_refused(plan: Planned, s3_bucket: S3Bucket) -> None:

@@ -13,6 +13,7 @@ from data_prep import Tokenizer, open_dataset, prepare, train_tokenizer
 from data_prep.api.configuration import resolve_config
 from data_prep.config.preparation_config import FilterSettings, PreparationConfig
 from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.manifest_records import InputRecord, read_inputs
 from data_prep.executors.executors import Executor
 from data_prep.filters import registry
 from data_prep.filters.registry import Step as Step
@@ -139,6 +140,11 @@ def planned(
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     known = open_dataset(parent).manifest if isinstance(parent, (str, Path)) else parent
     return Planned(make_plan(config, loaded, known), loaded)
+
+
+def inputs_of(output: str | Path) -> list[InputRecord]:
+    """The inputs of a data set, as the files that its manifest names list them."""
+    return list(read_inputs(str(output), open_dataset(output).manifest.inputs))
 
 
 def _given(inputs: Inputs) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -350,20 +349,6 @@ def test_a_source_may_have_a_name_that_ends_like_a_setting(tokenizer: Tokenizer,
     assert make(tokenizer, tmp_path / "out", sources) == make(tokenizer, tmp_path / "out", sources)
     with pytest.raises(UserError, match="source my.filters.language was null", check=coded("other-preparation")):
         make(tokenizer, tmp_path / "out", [{**sources[0], "language": "fr"}])
-
-
-def test_a_unit_that_a_worker_of_an_earlier_run_still_wrote_is_noticed(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    web, output = {"name": "web", "input": write(tmp_path, "web", texts(40, 1))}, tmp_path / "out"
-    documents = {"metadata_fields": ["score"]}
-    with stopped_after(0, of="train-*"), pytest.raises(KeyboardInterrupt):
-        make(tokenizer, output, [{**web, "filters": [by_score(0)]}], documents=documents)
-    shutil.copytree(output / ".work", tmp_path / "earlier")
-
-    def write_again() -> None:
-        shutil.copytree(tmp_path / "earlier", output / ".work", dirs_exist_ok=True)
-
-    with before_writing("map-000000.sections", write_again), pytest.raises(UserError, match="of an earlier run"):
-        make(tokenizer, output, [{**web, "filters": [by_score(2)]}], documents=documents)
 
 
 def test_other_filters_of_all_sources_are_another_preparation(tokenizer: Tokenizer, tmp_path: Path) -> None:
