@@ -42,13 +42,18 @@ def plan_of(inputs: str | Path, tokenizer: Tokenizer, *overrides: str) -> Planne
     return planned(pattern, tokenizer, *overrides, shards=SHARDS)
 
 
+def other(data: bytes) -> bytes:
+    """Other text of the same size."""
+    changed = data.replace(b"er", b"ur")
+    assert changed != data
+    return changed
+
+
 def same_size(folder: Path) -> None:
     """Rewrite a file as tools that keep times do."""
     path = folder / "b.jsonl"
     data, status = path.read_bytes(), path.stat()
-    changed = data.replace(b"river", b"raven")
-    assert changed != data
-    path.write_bytes(changed)
+    path.write_bytes(other(data))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
@@ -70,7 +75,7 @@ def removed(folder: Path) -> None:
 
 
 def added(folder: Path) -> None:
-    (folder / "aa.jsonl").write_bytes((folder / "c.jsonl").read_bytes().replace(b"river", b"raven"))
+    (folder / "aa.jsonl").write_bytes(other((folder / "c.jsonl").read_bytes()))
 
 
 def touched(folder: Path) -> None:
@@ -237,13 +242,14 @@ def test_a_data_set_without_stamps_is_compared_by_content_and_gets_them(
     """As one of an earlier release."""
     plan_of(corpus, tokenizer).make(tmp_path / "out")
     stamps = tmp_path / "out" / ".stamps.json"
+    data = (corpus / "b.jsonl").read_bytes()
     for damage in (stamps.unlink, lambda: stamps.write_text("{}")):
         damage()
         same_size(corpus)
         with pytest.raises(UserError, match=r"b\.jsonl has other content"):
             plan_of(corpus, tokenizer).make(tmp_path / "out")
         path = corpus / "b.jsonl"
-        path.write_bytes(path.read_bytes().replace(b"raven", b"river"))
+        path.write_bytes(data)
     stamps.unlink()
     plan_of(corpus, tokenizer).make(tmp_path / "out")
     assert "comparing: " in capfd.readouterr().err and stamps.exists()
@@ -293,13 +299,13 @@ def test_an_addition_of_changed_inputs(corpus: Path, tokenizer: Tokenizer, tmp_p
 
     with pytest.raises(KeyboardInterrupt), stopped_after(0, "inputs-*"):
         addition(output).make(output)
-    more.write_bytes(more.read_bytes().replace(b"river", b"raven"))
+    more.write_bytes(other(more.read_bytes()))
     made = addition(output).make(output)
     assert [each.name for each in made.input_files] == ["inputs-000001.jsonl", "inputs-000002.jsonl"]
     assert [Path(each.url).name for each in inputs_of(output)] == ["a.jsonl", "b.jsonl", "more.jsonl"]
     assert_as_fresh(output, tmp_path / "fresh", lambda folder: addition(folder).make(folder))
     verify(output)  # raises where a file is damaged
-    more.write_bytes(more.read_bytes().replace(b"raven", b"river"))
+    more.write_bytes((corpus / "c.jsonl").read_bytes())
     with pytest.raises(UserError, match=r"more\.jsonl has other content"):
         addition(output).make(output)
 
