@@ -48,10 +48,9 @@ def finished_manifest(plan: Plan, output: str) -> Manifest | None:
     if plan.parent is not None and not taken:
         return None  # it is the data set to extend
     found = _differences_to(plan, manifest, output, sorted(taken))
-    if found and plan.parent is not None:
-        check_source_names(manifest, taken)
     if found:
-        raise _refusal(output, "holds the shards of another preparation", found, manifest.version > 1)
+        fix = "restore them, or give what they hold now as a source of another name" if plan.parent is not None else ""
+        raise _refusal(output, "holds the shards of another preparation", found, manifest.version > 1, fix)
     return manifest
 
 
@@ -288,16 +287,25 @@ def refuse_to_undo_changes(output: str) -> None:
 
 
 def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str]) -> list[str]:
-    """Return the differences to the preparation of the manifest, or to the part of it with the plan's sources."""
+    """Return the differences to the preparation of the manifest, or to the part of it with the plan's sources.
+
+    Raises:
+        UsageError: the plan is another addition with the name of a source that the data set has or had.
+    """
     removed = sorted(manifest.removed_sources.intersection(taken))
+    config = manifest.preparations[0] if plan.parent is None else config_of_source(manifest, taken[0])
+    if plan.parent is not None and (removed or config is None):
+        check_source_names(manifest, taken)
     if removed:
         return [f"source {name} was removed from it" for name in removed]
-    config = manifest.preparations[0] if plan.parent is None else config_of_source(manifest, taken[0])
     if config is None or "sources" not in config:
         return ["its manifest does not say with what settings it was made"]
     inputs = _inputs_of(manifest, config, output)
-    theirs = _description_of(manifest, config, inputs)
-    return differences(theirs, description(plan)) or changed_inputs(plan, inputs, _read_stamps(output))
+    theirs, mine = _description_of(manifest, config, inputs), description(plan)
+    found = differences(theirs, mine)
+    if plan.parent is not None and (found or theirs["inputs"].keys() != mine["inputs"].keys()):
+        check_source_names(manifest, taken)  # raises: it is another addition
+    return found or changed_inputs(plan, inputs, _read_stamps(output))
 
 
 def _inputs_of(manifest: Manifest, config: dict[str, Any], output: str) -> list[InputRecord]:
@@ -328,10 +336,10 @@ def _read_stamps(output: str) -> dict[str, dict[str, str]]:
     return {}
 
 
-def _refusal(output: str, what: str, found: list[str], has_changes: bool = False) -> UserError:
+def _refusal(output: str, what: str, found: list[str], has_changes: bool = False, fix: str = "") -> UserError:
     more = f" and {len(found) - _SHOWN:,} more" if found[_SHOWN:] else ""
     return UserError(
         f"{storage.redact(output)} {what}: {'; '.join(found[:_SHOWN])}{more}",
-        fix="choose another output folder" + ("" if has_changes else ", or start again there with --fresh"),
+        fix=fix or "choose another output folder" + ("" if has_changes else ", or start again there with --fresh"),
         code="other-preparation",
     )
