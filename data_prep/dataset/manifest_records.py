@@ -13,12 +13,13 @@ from pydantic import (
     Field,
     PositiveInt,
     SerializerFunctionWrapHandler,
+    ValidationError,
     model_serializer,
     model_validator,
 )
 
 from data_prep.base.errors import UserError
-from data_prep.base.validation import FileName, Sha256
+from data_prep.base.validation import FileName, Sha256, first_problem
 from data_prep.documents.rejects import READING_REASONS, is_format_reason
 from data_prep.filters.protocol import is_filter_reason
 from data_prep.storage import storage
@@ -186,8 +187,17 @@ def read_inputs(folder: str, inputs: Iterable[InputRecord | InputsFile]) -> Iter
         if isinstance(each, InputRecord):
             yield each
             continue
-        for line in read_file(folder, each).splitlines():
-            yield InputRecord.model_validate_json(line)
+        lines = read_file(folder, each).splitlines()
+        try:
+            records = [InputRecord.model_validate_json(line) for line in lines]
+        except ValidationError as error:
+            problem = f"a line is no input ({first_problem(error)})"
+        else:
+            problem = "" if len(records) == each.inputs else f"has {len(records):,} lines, not {each.inputs:,}"
+        if problem:
+            where = storage.redact(storage.join(folder, each.name))
+            raise UserError(f"{where} is damaged: {problem}", fix=REBUILD, code="damaged-inputs")
+        yield from records
 
 
 class SourceRecord(ManifestPart):
