@@ -313,12 +313,11 @@ def test_a_source_has_fields_and_filters_of_its_own_or_those_of_the_documents(
 
 
 def test_other_filters_of_a_source_have_its_units_alone_read_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    web = {"name": "web", "input": write(tmp_path, "web", texts(40, 1))}
+    wiki = {"name": "wiki", "input": write(tmp_path, "wiki", texts(40, 2))}
+
     def sources(least: int) -> list[dict[str, Any]]:
-        own = {"filters": [by_score(least)]}
-        return [
-            {"name": "web", "input": write(tmp_path, "web", texts(40, 1))},
-            {"name": "wiki", "input": write(tmp_path, "wiki", texts(40, 2)), **own},
-        ]
+        return [web, {**wiki, "filters": [by_score(least)]}]
 
     documents = {"url_field": "url", "metadata_fields": ["score"], "filters": [by_score(1)]}
     make(tokenizer, tmp_path / "expected", sources(2), documents=documents)
