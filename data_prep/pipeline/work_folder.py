@@ -54,14 +54,13 @@ def finished_manifest(plan: Plan, output: str) -> Manifest | None:
     return manifest
 
 
-def begin_work(plan: Plan, output: str, is_alone: bool = False) -> int:
+def begin_work(plan: Plan, output: str, is_alone: bool = False) -> None:
     """Begin work in `output`, or check that the unfinished work there is of the same preparation.
 
     Inputs may be others now: units have names by the stamps of their files, so those of changed files are done again.
     Work that stopped at bad input resumes if bad input is skipped now: its finished units had none. It resumes with
     other budgets too, which only the manifest holds. Where `is_alone`, so that no other process works on ranges, it
-    resumes with other filters or fields of a source too. Returns the number of the first shard to write, of either
-    split.
+    resumes with other filters or fields of a source too.
 
     Raises:
         UserError: `output` holds other unfinished work; the message lists the differences.
@@ -76,11 +75,10 @@ def begin_work(plan: Plan, output: str, is_alone: bool = False) -> int:
         found = differences(_with_readings_of(mine, theirs) if is_alone else theirs, mine)
         if found:
             raise _refusal(output, "holds unfinished work of another preparation", found)
-        first_shard: int = begun["first_shard"]
         if any(begun[name] != mine[name] for name in ("config", "inputs")):
             remove_dropped(plan, unfinished_preparation(output))
             write_state(url, {**begun, **mine})
-        return first_shard
+        return
     if plan.parent is None and any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
         raise UserError(
             f"{storage.redact(output)} holds shards and neither {MANIFEST_NAME} nor unfinished work, so they cannot be "
@@ -89,14 +87,14 @@ def begin_work(plan: Plan, output: str, is_alone: bool = False) -> int:
             code="shards-without-manifest",
         )
     first_shard = 0 if plan.parent is None else next_shard_number(output)
-    write_state(url, {**mine, "first_shard": first_shard})
-    return first_shard
+    write_state(url, {**mine, "work": plan.work_digest, "first_shard": first_shard})
 
 
 def settle_work(plan: Plan, output: str) -> int:
-    """Remove what was made of other units than those of the plan, and these; return the number of the first shard.
+    """Remove what was made of other units than those of the plan, and these.
 
-    No other process may be working. After a kill, the same call removes the rest.
+    Returns the number of the first shard to write, of either split. No other process may be working. After a kill, the
+    same call removes the rest.
     """
     url = storage.join(output, PLAN_NAME)
     begun = read_state(url)

@@ -138,7 +138,7 @@ def test_a_change_with_further_files_and_processes(
 
     with pytest.raises(KeyboardInterrupt), stopped_after(0, "manifest.json"):
         make(tmp_path / "out")
-    with before_writing(".plan.json", lambda: change(corpus), 1):  # the inputs are found, and none is read
+    with before_writing(".plan.json", lambda: change(corpus)):  # the inputs are found, and none is read
         plan_of(corpus, tokenizer, *overrides).make(tmp_path / "other", 2 if with_ == "workers" else 1)
     shutil.rmtree(tmp_path / "dropped", ignore_errors=True)
     make(tmp_path / "out")
@@ -158,7 +158,7 @@ def test_a_change_before_a_task_of_dask(corpus: Path, tokenizer: Tokenizer, tmp_
     with (
         LocalCluster(n_workers=1, processes=False, threads_per_worker=1, dashboard_address=None) as cluster,
         DaskExecutor(cluster.scheduler_address) as executor,
-        before_writing(".plan.json", lambda: same_size(corpus), 1),
+        before_writing(".plan.json", lambda: same_size(corpus)),
     ):
         plan_of(corpus, tokenizer).make(tmp_path / "out", executor)
     assert_as_fresh(tmp_path / "out", tmp_path / "fresh", lambda folder: plan_of(corpus, tokenizer).make(folder))
