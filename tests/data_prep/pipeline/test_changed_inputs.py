@@ -166,7 +166,10 @@ def test_a_change_before_a_task_of_dask(corpus: Path, tokenizer: Tokenizer, tmp_
 
 @pytest.mark.spawn
 @pytest.mark.long
-def test_changes_in_a_store(corpus: Path, tokenizer: Tokenizer, s3_bucket: S3Bucket, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_between_runs", [False, True])
+def test_changes_in_a_store(
+    corpus: Path, tokenizer: Tokenizer, s3_bucket: S3Bucket, tmp_path: Path, is_between_runs: bool
+) -> None:
     inputs = f"{s3_bucket.url}/in"
 
     def upload() -> None:
@@ -185,6 +188,8 @@ def test_changes_in_a_store(corpus: Path, tokenizer: Tokenizer, s3_bucket: S3Buc
         with pytest.raises(KeyboardInterrupt), stopped_after(3, "map-*.sections"):
             plan_of(inputs, tokenizer).make(output)
         change(corpus)
+        if is_between_runs:
+            upload()
         with before_writing("map-*.sections", upload, 1):  # of the resumed run, which has found the inputs
             plan_of(inputs, tokenizer).make(output)
         assert_as_fresh(output, tmp_path / f"fresh-{number}", lambda to: plan_of(inputs, tokenizer).make(to))
