@@ -14,7 +14,7 @@ from data_prep import Tokenizer
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from tests.support.data_prep_command import files_of
-from tests.support.preparations import Planned, planned
+from tests.support.preparations import NAMING_INPUTS, Planned, planned
 from tests.support.s3_server import S3Bucket
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -78,8 +78,7 @@ def test_inputs_tokenizer_and_ranges_in_the_store_give_the_same_shards(
     plan.merge(output, 2)
     made = s3_bucket.objects("out/")
     assert made.keys() == local.keys()
-    of_inputs = {"manifest.json", "DATA_CARD.md", "inputs-000001.jsonl", ".stamps.json"}
-    assert {name for name in made if made[name] != local[name]} == {f"out/{name}" for name in of_inputs}
+    assert {name for name in made if made[name] != local[name]} == {f"out/{name}" for name in NAMING_INPUTS}
 
 
 def test_two_runs_at_once_and_the_same_range_twice_are_refused(plan: Planned, s3_bucket: S3Bucket) -> None:

@@ -29,6 +29,8 @@ from tests.support.references import clean_paragraphs
 
 NORMALIZATION = Normalization()
 """That is the default."""
+NAMING_INPUTS = [".stamps.json", "DATA_CARD.md", "inputs-000001.jsonl", "manifest.json"]
+"""Files of a data set that are others where the same documents come from other files."""
 Inputs = str | Path | Sequence[str | Path] | Mapping[str, Any]
 """The files of one source, or the files or settings of every source by its name."""
 

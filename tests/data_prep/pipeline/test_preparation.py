@@ -32,6 +32,7 @@ from tests.support.error_codes import coded
 from tests.support.kill_points import before_writing, disk_full_at, stopped_after
 from tests.support.living_data_sets import problems_of, records_of
 from tests.support.preparations import (
+    NAMING_INPUTS,
     id_of,
     normalized,
     paragraphs_of,
@@ -171,7 +172,7 @@ def test_a_compressed_copy_gives_the_same_shards(small_corpus: Path, tokenizer: 
     make([packed], tokenizer, tmp_path / "packed")
     plain, packed_files = files_of(tmp_path / "plain"), files_of(tmp_path / "packed")
     assert plain.keys() == packed_files.keys()
-    assert [name for name in plain if plain[name] != packed_files[name]] == ["DATA_CARD.md", "manifest.json"]
+    assert [name for name in plain if plain[name] != packed_files[name]] == NAMING_INPUTS
 
 
 def test_small_buffers_give_the_same_shards(
