@@ -124,7 +124,10 @@ FAULTS = {
     "53": Fault("A save is due while steps are not finite", "The last good checkpoint stays", "the skipped steps"),
     "54": Fault("A data worker is killed", "All ranks exit with 76 and the resume is bitwise exact", _STEPS),
     "55": Fault("The fork server of preparation is killed", "The same command ends with the same bytes"),
-    "56": Fault("An input is rewritten with the same size and time", "Its content is compared and a change is refused"),
+    "56": Fault(
+        "An input is rewritten with the same size and time",
+        "Its units are done again; a finished data set is refused with the list of changed files",
+    ),
     "57": Fault("A document of 60 MB has no space", "Memory stays within the stated bound"),
     "58": Fault(
         "A finished set has a damaged shard", "It is reported, with the command that makes the same bytes elsewhere"

@@ -177,10 +177,10 @@ class FileTask:
 
 
 def file_tasks(folder: str, manifest: Manifest) -> list[FileTask]:
-    """Return all shards, their indexes, the token counts, the provenance sidecars and the lists of filters."""
+    """Return all shards, their indexes, the token counts, the sidecars, the lists of inputs and of filters."""
     files = [file for shard in manifest.shards for file in (shard, shard.index)]
-    lists = filter_list_files(manifest)
-    return [FileTask(folder, file) for file in (*files, manifest.token_counts, *manifest.provenance_files, *lists)]
+    files += [manifest.token_counts, *manifest.provenance_files, *manifest.input_files, *filter_list_files(manifest)]
+    return [FileTask(folder, file) for file in files]
 
 
 def size_problems(tasks: Sequence[FileTask]) -> list[str]:

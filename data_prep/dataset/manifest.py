@@ -1,8 +1,8 @@
 """The manifest: the one file that makes a folder of shards a data set.
 
-It names every shard with its checksum and counts, the tokenizer by fingerprint, the configuration, the inputs and the
-dropped documents. It is written last and atomically: without a manifest there is no data set. manifest.json is the
-current version; older versions stay as manifest-000001.json and so on, for runs that use them
+It names every shard with its checksum and counts, the tokenizer by fingerprint, the configuration, the files that list
+the inputs, and the dropped documents. It is written last and atomically: without a manifest there is no data set.
+manifest.json is the current version; older versions stay as manifest-000001.json and so on, for runs that use them
 (`data_prep.dataset.versions`).
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
 from itertools import takewhile
 from typing import Annotated, Any, Literal
 
@@ -24,13 +23,13 @@ from pydantic import (
 from pydantic_core import to_jsonable_python
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.urls import path_parts
 from data_prep.base.validation import first_problem
 from data_prep.dataset.manifest_records import (
     STEPS,
     UNKNOWN_STEP,
     FileRecord,
     InputRecord,
+    InputsFile,
     ManifestPart,
     RemovalRecord,
     ShardRecord,
@@ -68,7 +67,9 @@ class Manifest(ManifestPart):
     clozeworks_version: str
     tokenizer: TokenizerRecord
     config: dict[str, Any]
-    inputs: tuple[InputRecord, ...]
+    inputs: tuple[InputsFile | InputRecord, ...] = Field(
+        description="a file of inputs of each preparation; earlier releases named every input here (`read_inputs`)"
+    )
     sources: tuple[SourceRecord, ...]
     train: SplitRecord
     valid: SplitRecord
@@ -145,14 +146,15 @@ class Manifest(ManifestPart):
         """Names of removed sources; they keep their numbers and have no documents."""
         return frozenset(removal.source for removal in self.removals if removal.source is not None)
 
-    def input_names(self, values: Iterable[str]) -> set[str]:
-        """Return those of the values that name an input file, from any of its folders on."""
-        wanted = set(values)
-        found: set[str] = set()
-        for file in self.inputs:
-            parts = path_parts(file.url)
-            found.update(wanted.intersection("/".join(parts[first:]) for first in range(len(parts))))
-        return found
+    @property
+    def num_inputs(self) -> int:
+        """Number of the files from which it was made."""
+        return sum(each.inputs if isinstance(each, InputsFile) else 1 for each in self.inputs)
+
+    @property
+    def input_files(self) -> tuple[InputsFile, ...]:
+        """The files that list the inputs; none in the manifest of an earlier release."""
+        return tuple(each for each in self.inputs if isinstance(each, InputsFile))
 
     def split(self, name: Literal["train", "valid"]) -> SplitRecord:
         return self.train if name == "train" else self.valid

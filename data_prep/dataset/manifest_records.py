@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -11,12 +13,13 @@ from pydantic import (
     Field,
     PositiveInt,
     SerializerFunctionWrapHandler,
+    ValidationError,
     model_serializer,
     model_validator,
 )
 
 from data_prep.base.errors import UserError
-from data_prep.base.validation import FileName, Sha256
+from data_prep.base.validation import FileName, Sha256, first_problem
 from data_prep.documents.rejects import READING_REASONS, is_format_reason
 from data_prep.filters.protocol import is_filter_reason
 from data_prep.storage import storage
@@ -148,12 +151,53 @@ class TokenizerRecord(ManifestPart):
 
 
 class InputRecord(ManifestPart):
-    """One input file at the time it was read."""
+    """One input file at the time it was read: a line of a file of inputs, or in the manifest of an earlier release."""
 
     url: str
     source: str = Field(description="name of the source that it belongs to")
     bytes: Count
     fingerprint: str = Field(description="sha256 of the file, or of the sha256 of its parts")
+
+
+class InputsFile(FileRecord):
+    """A file with an `InputRecord` as JSON on each line: the inputs of one preparation."""
+
+    inputs: Count = Field(description="number of its lines")
+
+
+def inputs_name(version: int) -> str:
+    """Return the name of the file with the inputs that made a version."""
+    return f"inputs-{version:06d}.jsonl"
+
+
+def inputs_file(inputs: Iterable[InputRecord], version: int) -> tuple[InputsFile, bytes]:
+    """Return the content of the file with the inputs that made a version, and its record."""
+    lines = [json.dumps(each.model_dump(), ensure_ascii=False, sort_keys=True) for each in inputs]
+    data = "".join(f"{line}\n" for line in lines).encode()
+    return InputsFile(**record_of(inputs_name(version), data).model_dump(), inputs=len(lines)), data
+
+
+def read_inputs(folder: str, inputs: Iterable[InputRecord | InputsFile]) -> Iterator[InputRecord]:
+    """Yield the inputs of a data set in `folder`, as its manifest names them.
+
+    Raises:
+        UserError: a file of them is missing or damaged.
+    """
+    for each in inputs:
+        if isinstance(each, InputRecord):
+            yield each
+            continue
+        lines = read_file(folder, each).splitlines()
+        try:
+            records = [InputRecord.model_validate_json(line) for line in lines]
+        except ValidationError as error:
+            problem = f"a line is no input ({first_problem(error)})"
+        else:
+            problem = "" if len(records) == each.inputs else f"has {len(records):,} lines, not {each.inputs:,}"
+        if problem:
+            where = storage.redact(storage.join(folder, each.name))
+            raise UserError(f"{where} is damaged: {problem}", fix=REBUILD, code="damaged-inputs")
+        yield from records
 
 
 class SourceRecord(ManifestPart):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from shlex import quote
 
@@ -79,8 +80,8 @@ def is_text_file(name: str) -> bool:
     for ending in COMPRESSIONS:
         plain = plain.removesuffix(ending)
     endings = tuple(ending for item in BUILT_IN for ending in item.endings)
-    is_own = plain.rpartition("/")[2].startswith(".") or plain.endswith((".provenance.parquet", "manifest.json"))
-    return plain.endswith(endings) and not is_own
+    own_name = r"\..*|inputs-\d{6}\.jsonl|.*\.provenance\.parquet|.*manifest\.json"
+    return plain.endswith(endings) and not re.fullmatch(own_name, plain.rpartition("/")[2])
 
 
 def _raw_text(problem: str, pattern: str) -> UsageError:

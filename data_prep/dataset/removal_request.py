@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -13,9 +13,10 @@ import numpy as np
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.progress import Progress
 from data_prep.base.terminal import counted
+from data_prep.base.urls import path_parts
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.manifest_records import FileRecord, ShardRecord
+from data_prep.dataset.manifest_records import FileRecord, ShardRecord, read_inputs
 from data_prep.dataset.provenance_sidecar import find_rows, read_provenance
 from data_prep.dataset.removed_names import (
     RemovedNames,
@@ -153,6 +154,15 @@ class _IndexSearch:
     ids: np.ndarray | None
 
 
+def _input_names(folder: str, manifest: Manifest, values: Iterable[str]) -> set[str]:
+    """Return those of the values that name an input file, from any of its folders on."""
+    wanted, found = set(values), set[str]()
+    for file in read_inputs(folder, manifest.inputs):
+        parts = path_parts(file.url)
+        found.update(wanted.intersection("/".join(parts[first:]) for first in range(len(parts))))
+    return found
+
+
 def find_listed(
     folder: str, manifest: Manifest, column: Literal["id", "url"], values: Sequence[str], executor: Executor | int = 1
 ) -> ListedDocuments:
@@ -172,7 +182,7 @@ def find_listed(
         )
     wanted = tuple(sorted(set(values)))
     files = manifest.provenance_files
-    file_names = tuple(sorted(manifest.input_names(wanted))) if column == "id" else ()
+    file_names = tuple(sorted(_input_names(folder, manifest, wanted))) if column == "id" else ()
     tasks = [
         _SearchTask(folder, files[first : first + _SHARDS_AT_ONCE], column, wanted, file_names)
         for first in range(0, len(files), _SHARDS_AT_ONCE)

@@ -22,7 +22,7 @@ from data_prep.dataset.manifest import (
     older_version_name,
     read_manifest,
 )
-from data_prep.dataset.manifest_records import REBUILD, UNKNOWN_STEP, step_of
+from data_prep.dataset.manifest_records import REBUILD, UNKNOWN_STEP, read_inputs, step_of
 from data_prep.dataset.safeguards import read_filter_lists
 from data_prep.dataset.versions import OLD_REPAIR_WORK, select_version, stray_files, unfinished_work
 from data_prep.executors.executors import Executor, run_units
@@ -230,10 +230,15 @@ def _stray_problems(folder: str) -> Iterator[str]:
 
 
 def _list_problems(folder: str, manifest: Manifest) -> Iterator[str]:
-    """Yield damaged lists of filters."""
+    """Yield damaged lists of inputs and of filters."""
     for preparation in manifest.preparations:
         try:
             read_filter_lists(folder, preparation)
+        except UserError as error:
+            yield str(error)
+    for file in manifest.input_files:
+        try:
+            list(read_inputs(folder, [file]))
         except UserError as error:
             yield str(error)
 

@@ -31,10 +31,15 @@ OLD_REPAIR_WORK = ".repair"
 REMOVED_NAME = re.compile(r"removed-\d{6}\.safetensors")
 """Names of the files of what was removed by id or URL."""
 
+STAMPS_NAME = ".stamps.json"
+"""File with the stamp of every input, by source and URL, when it was read. It is of no version: the stamps of equal
+files differ."""
+
 _COMMANDS = {PREPARATION_WORK: "shards", REMOVAL_WORK: "remove"}
 _MIN_DIGEST_DIGITS = 8
 _OLDER_MANIFEST = re.compile(r"manifest-\d{6}\.json")
 _FILTER_LISTS = re.compile(r"filter-lists-\d{6}\.safetensors")
+_INPUTS = re.compile(r"inputs-\d{6}\.jsonl")
 _TOKEN_COUNTS = re.compile(r"token_counts(-\d{6})?\.safetensors")
 
 
@@ -116,14 +121,15 @@ def named_files(versions: Iterable[Manifest]) -> set[str]:
         for shard in version.shards:
             named |= {shard.name, shard.index.name}
         named |= {file.name for file in version.provenance_files}
-        named |= {file.name for file in filter_list_files(version)}
+        named |= {file.name for file in (*filter_list_files(version), *version.input_files)}
         named |= {version.token_counts.name, *(removal.ids.name for removal in version.removals if removal.ids)}
     return named
 
 
 def owned_files(folder: str) -> list[str]:
     """Return the names of all data set files in `folder`, manifest.json first, without the tokenizer."""
-    names = [name for name in storage.list_names(folder) if name == CARD_NAME or _is_numbered(name)]
+    own = (CARD_NAME, STAMPS_NAME)
+    names = [name for name in storage.list_names(folder) if name in own or _is_numbered(name)]
     present = [MANIFEST_NAME] if storage.exists(storage.join(folder, MANIFEST_NAME)) else []
     return present + sorted(names, key=lambda name: (not _OLDER_MANIFEST.fullmatch(name), name))
 
@@ -131,14 +137,15 @@ def owned_files(folder: str) -> list[str]:
 def files_of_older_versions(folder: str) -> list[str]:
     """Return the names of files that no current version needs, in the order of deletion: manifests first."""
     current = read_manifest(folder)
-    kept = {MANIFEST_NAME, CARD_NAME, *named_files([current])}
+    kept = {MANIFEST_NAME, CARD_NAME, STAMPS_NAME, *named_files([current])}
     return [name for name in owned_files(folder) if name not in kept]
 
 
 def stray_files(folder: str) -> list[str]:
     """Return the names of files of no version, which a stopped command left."""
     versions = list_versions(folder)
-    kept = {MANIFEST_NAME, CARD_NAME, *named_files(versions), *(older_version_name(v.version) for v in versions)}
+    kept = {MANIFEST_NAME, CARD_NAME, STAMPS_NAME, *named_files(versions)}
+    kept |= {older_version_name(version.version) for version in versions}
     return [name for name in owned_files(folder) if name not in kept]
 
 
@@ -181,5 +188,5 @@ def refuse_unfinished(folder: str, work_folders: Collection[str]) -> None:
 
 
 def _is_numbered(name: str) -> bool:
-    patterns = (_OLDER_MANIFEST, SHARD_NAME, _TOKEN_COUNTS, _FILTER_LISTS, REMOVED_NAME)
+    patterns = (_OLDER_MANIFEST, SHARD_NAME, _INPUTS, _TOKEN_COUNTS, _FILTER_LISTS, REMOVED_NAME)
     return any(pattern.fullmatch(name) for pattern in patterns)

@@ -101,9 +101,9 @@ class PairTask:
     work_folder: str
 
 
-def signatures_url(work_folder: str, number: int) -> str:
+def signatures_url(work_folder: str, unit_name: str) -> str:
     """Return the URL of the signatures of a unit of the first phase."""
-    return storage.join(work_folder, f"map-{number:06d}.signatures")
+    return storage.join(work_folder, f"map-{unit_name}.signatures")
 
 
 def shard_signatures_url(task: SignatureTask) -> str:

@@ -30,7 +30,7 @@ from data_prep.storage.compression import (
     detect_compression,
     unsupported_container,
 )
-from data_prep.storage.hashing_files import NOTHING_BEYOND, HashingFile, RangeHashingFile, read_bytes_of
+from data_prep.storage.hashing_files import HashingFile, RangeHashingFile, read_bytes_of
 from data_prep.storage.parquet import DamagedTable
 from data_prep.text.cleaning import has_too_many_marks
 
@@ -52,13 +52,6 @@ def unit_sha256(unit: InputUnit, settings: DocumentSettings) -> str:
         return file.hexdigest()
 
 
-def beyond_sha256(unit: InputUnit, num_bytes: int) -> str:
-    """Compute the sha256 of `num_bytes` bytes of the file after the range of the unit, as `DocumentReader.beyond`."""
-    with storage.open_read(unit.url) as raw:
-        raw.seek(unit.stop)
-        return HashingFile(raw, storage.redact(unit.url), num_bytes).hexdigest()
-
-
 class DocumentReader:
     """Iterator over the documents of a unit; the settings are those of its source.
 
@@ -69,7 +62,6 @@ class DocumentReader:
         languages: counts of the languages that documents name, where the settings have a field for it.
         sha256: digest of what was read, at the end: of a whole or compressed file its bytes, of a part of a text file
             the bytes of its range, of a format with an outline, such as Parquet, the ranges of that.
-        beyond: size and digest of what was read after a part of a text file.
         num_rows: of the part, once reading begins; None where the format's outline does not state it.
         bytes_read: how far the file was read, for a unit that is a whole file.
 
@@ -82,7 +74,6 @@ class DocumentReader:
 
     def __init__(self, unit: InputUnit, settings: DocumentSettings, source: str = "") -> None:
         self.sha256 = ""
-        self.beyond = NOTHING_BEYOND
         self.num_rows: int | None = None
         self.bytes_read = 0
         self.filtered: Counter[str] = Counter()
@@ -170,7 +161,7 @@ class DocumentReader:
         except DAMAGE as error:
             place = f"at or before line {damaged_line(self.unit.url, compression)}"
             raise self._damaged(place, error, COMPRESSIONS[compression]) from None
-        self.sha256, self.beyond = hashed.hexdigest(), hashed.beyond()
+        self.sha256 = hashed.hexdigest()
 
     def _reading(self) -> Reading:
         return Reading(_part_of(self.unit), self._settings, self._fields, self._rejects)

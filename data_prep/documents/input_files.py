@@ -37,6 +37,7 @@ class InputFile:
     source: int
     bytes: int
     stamp: str
+    """see `storage.stamp`"""
     name: str = ""
     """relative to its pattern, see `relative_name`"""
     format: str | None = None
@@ -80,7 +81,7 @@ def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[I
     def units(file: InputFile) -> list[InputUnit]:
         unit_bytes, txt_documents = config.shards.unit_bytes, config.documents.txt_documents
         parts = split_into_units(file.url, file.bytes, unit_bytes, file.source, txt_documents, file.format)
-        return [replace(part, name=file.name) for part in parts]
+        return [replace(part, name=file.name, stamp=file.stamp) for part in parts]
 
     return tuple(unit for file_units in storage.map_at_once(units, files) for unit in file_units)
 
@@ -269,4 +270,4 @@ def _hard_link(url: str) -> tuple[int, int] | None:
 
 
 def _described(source: int, url: str, name: str, named_format: str | None) -> InputFile:
-    return InputFile(url, source, storage.size(url), storage.stamp(url), name, named_format)
+    return InputFile(url, source, *storage.size_and_stamp(url), name, named_format)

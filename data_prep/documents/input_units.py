@@ -25,6 +25,7 @@ class InputUnit:
         bytes: the unit's share of the file's size, for progress.
         name: of the file, relative to the pattern that matched it; empty if it is no input of a preparation.
         format: that its source names, where it is another than that of the file's ending.
+        stamp: of the file when the work was planned; empty if it does not matter.
     """
 
     url: str
@@ -35,6 +36,7 @@ class InputUnit:
     bytes: int = 0
     name: str = ""
     format: str | None = None
+    stamp: str = ""
 
 
 def file_format(url: str, named: str | None = None) -> tuple[str, str]:

@@ -49,6 +49,7 @@ FILTERS = Registry(
 Outcome = str | Document | None
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _MOST_STEPS = 64  # that are kept, of this and of earlier preparations of this process
+_MOST_LOADS = 3  # of files that change meanwhile
 _MOST_FILES = 1_000  # a longer list of a parameter is one of values, such as domains
 MISSING_FILE = ("input-not-found", "unreadable-file")
 
@@ -142,11 +143,29 @@ def _loaded(entry: FilterSettings, begins: bool) -> Step:
     made_of = _made_of(entry, begins)
     before, step = _steps.pop(name, ("", None))
     if step is None or before != made_of:
-        step = _step(entry)
+        made_of, step = _made(entry, made_of)
     _steps[name] = (made_of, step)
     for oldest in list(_steps)[:-_MOST_STEPS]:
         del _steps[oldest]
     return step
+
+
+def _made(entry: FilterSettings, made_of: str) -> tuple[str, Step]:
+    """Return what a step is made of, and the step, whose identity is that of the code and files that it loaded.
+
+    Raises:
+        UserError: as `load_filters`; or a file changes each time that it is loaded.
+    """
+    for _ in range(_MOST_LOADS):
+        step, before = _step(entry), made_of
+        made_of = _made_of(entry, False)
+        if made_of == before:
+            return made_of, step
+    raise UserError(
+        f"a file that filter {entry.name!r} reads changed while it was loaded",
+        fix="run the command again once the file is complete",
+        code="filter-files-changed",
+    )
 
 
 def _made_of(entry: FilterSettings, begins: bool) -> str:

@@ -113,7 +113,7 @@ def _near_duplicates(plan: Plan, job: Job, runner: PhaseRunner) -> np.ndarray:
             ("documents", 1.0),
         )
     urls = [shard_signatures_url(task) for task in parent_tasks]
-    urls += [signatures_url(job.work_folder, number) for number in range(job.num_units)]
+    urls += [signatures_url(job.work_folder, name) for name in job.units]
     return find_near_duplicates(urls, job.deduplication, job.work_folder, runner.run, len(parent_tasks))
 
 

@@ -49,8 +49,8 @@ def selection_of(job: Job, group: int) -> Selection:
 
 def unit_sections(job: Job, group: int) -> Iterator[Section]:
     """Yield the documents of a group in the order of the inputs."""
-    for number in range(job.num_units):
-        yield from read_sections(sections_url(job.work_folder, number), group, job.dtype)
+    for name in job.units:
+        yield from read_sections(sections_url(job.work_folder, name), group, job.dtype)
 
 
 class SeenIds:

@@ -32,6 +32,7 @@ class Job:
 
     Attributes:
         reading: of the sources of the plan.
+        units: names of the units, in their order.
         first_source: number in the manifest of the plan's first source.
         has_provenance: as `Plan.has_provenance`.
         tokenizer_folder: a folder or URL.
@@ -43,7 +44,7 @@ class Job:
     deduplication: DeduplicationSettings
     shards: ShardSettings
     destinations: Destinations
-    num_units: int
+    units: tuple[str, ...]
     first_source: int
     has_provenance: bool
     tokenizer_folder: str
@@ -64,7 +65,7 @@ class Job:
             deduplication=plan.config.deduplication,
             shards=plan.config.shards,
             destinations=plan.destinations,
-            num_units=len(plan.units),
+            units=tuple(unit.name for unit in plan.units),
             first_source=plan.first_source,
             has_provenance=plan.has_provenance,
             tokenizer_folder=folder,

@@ -17,7 +17,7 @@ from data_prep.documents.languages import DocumentLanguages
 from data_prep.executors.phases import PhaseRunner, add_up_results, unfinished
 from data_prep.executors.tally import Counts, Tally
 from data_prep.pipeline.job import Job
-from data_prep.pipeline.map_task import PartRead, map_unit, sections_url
+from data_prep.pipeline.map_task import map_unit, sections_url
 from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.sections import read_summary
 from data_prep.pipeline.units import ShardRange, Unit, assign_ranges
@@ -58,7 +58,7 @@ def run_map(job: Job, units: Sequence[Unit], runner: PhaseRunner) -> None:
 
 def unit_url(job: Job) -> Callable[[Unit], str]:
     """Return a function that gives the URL of the result of a unit."""
-    return lambda unit: sections_url(job.work_folder, unit.number)
+    return lambda unit: sections_url(job.work_folder, unit.name)
 
 
 def units_left(job: Job, units: Sequence[Unit]) -> int:
@@ -86,7 +86,8 @@ def check_all_mapped(job: Job, units: Sequence[Unit], num_ranges: int | None) ->
         which = f", which are the share of --shard-range {', '.join(f'{number}/{num_ranges}' for number in numbers)}"
     raise UserError(
         f"{len(missing)} of {len(units)} units are not read yet (of {files}){which}",
-        fix="run these ranges first, with the same arguments",
+        fix="run these ranges first, with the same arguments; what was read of an input that this machine sees with "
+        "another time, inode number or tag does not count",
         code="ranges-unfinished",
     )
 
@@ -101,8 +102,7 @@ def summarize(plan: Plan, job: Job, runner: PhaseRunner) -> MapSummary:
     sources = range(len(plan.config.sources))
     dropped, cut_words, num_documents = tally.dropped(len(sources)), tally.of("cut_words"), tally.of("documents")
     num_empty_files, languages = tally.of("empty_files"), tuple(DocumentLanguages() for _ in sources)
-    for source, reading, found in tally.lists.get("units", ()):
-        _check_reading(plan, source, reading)
+    for source, found in tally.lists.get("languages", ()):
         languages[source].merge(DocumentLanguages(**found))
     document_counts = tally.arrays.get("documents", np.zeros(plan.destinations.num_sections, np.int64))
     if not document_counts.any():
@@ -122,24 +122,8 @@ def _of_unit(url: str) -> Tally:
     counts: Counts = Counter({("dropped", source, reason): count for reason, count in values["dropped"].items()})
     counts["documents", source] = int(document_counts.sum())
     counts["cut_words", source], counts["empty_files", source] = values["cut_words"], values.get("empty_files", 0)
-    digests = [PartRead(*part).sha256 for part in values["parts"]]
-    unit = [source, values.get("reading"), values["languages"]]  # earlier releases did not write how it was read
-    return Tally(counts, {"documents": document_counts}, {"digests": digests, "units": [unit]})
-
-
-def _check_reading(plan: Plan, source: int, reading: str | None) -> None:
-    """Check how a unit of a source was read.
-
-    Raises:
-        UserError: not as the plan says: a worker of an earlier run wrote it after the settings were changed.
-    """
-    if reading not in (None, plan.reading.identity(source)):
-        raise UserError(
-            f"a unit of source {plan.config.sources[source].name} was read with other settings, by a worker of an "
-            "earlier run that was still running",
-            fix="end all workers of earlier runs, and run the command again with --fresh",
-            code="other-preparation",
-        )
+    lists = {"digests": values["parts"], "languages": [[source, values["languages"]]]}
+    return Tally(counts, {"documents": document_counts}, lists)
 
 
 def check_sources(

@@ -7,34 +7,36 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.dataset.removed_names import ExcludedNames
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureWriter, open_signatures
 from data_prep.documents.document import Document
-from data_prep.documents.documents import beyond_sha256, unit_sha256
-from data_prep.documents.input_units import InputUnit, has_fields
+from data_prep.documents.documents import unit_sha256
+from data_prep.documents.input_units import has_fields
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.documents.rejects import BadInput
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.job import Job
-from data_prep.pipeline.sections import Section, SectionWriter, read_summary
+from data_prep.pipeline.sections import Section, SectionWriter
 from data_prep.pipeline.units import Unit
 from data_prep.storage import storage
-from data_prep.storage.hashing_files import NOTHING_BEYOND
 
 # Both limits bound memory: for few long documents and for many short ones.
 _BATCH_CHARACTERS = 1 << 20
 _BATCH_DOCUMENTS = 1 << 14
+INPUT_CHANGED = "input-changed"
+"""The code of the error for an input that is not the file that the work was planned with."""
 
 
-def sections_url(work_folder: str, number: int) -> str:
+def sections_url(work_folder: str, unit_name: str) -> str:
     """Return the URL of the result of a unit."""
-    return storage.join(work_folder, f"map-{number:06d}.sections")
+    return storage.join(work_folder, f"map-{unit_name}.sections")
 
 
 def map_unit(job: Job, unit: Unit) -> int:
@@ -42,35 +44,43 @@ def map_unit(job: Job, unit: Unit) -> int:
 
     With a search for near-duplicates, the file of signatures is written first. If a part turns out to be damaged after
     some of its documents were used, the unit restarts without the part.
+
+    Raises:
+        UserError: an input is not the file that the work was planned with (`INPUT_CHANGED`), or cannot be read.
     """
     spoiled: dict[int, str] = {}
     while True:
         try:
-            with storage.local_write(sections_url(job.work_folder, unit.number)) as path:
+            with storage.local_write(sections_url(job.work_folder, unit.name)) as path:
                 _write(job, unit, path, spoiled)
+                _check_stamps(unit)
             return unit.bytes
         except _SpoiledPart as found:
             spoiled[found.number] = found.reason
+        except UserError:
+            _check_stamps(unit)  # a file that changes may look damaged, or be gone
+            raise
 
 
-def changed_parts(job: Job, unit: Unit) -> tuple[str, ...]:
-    """Return the input files of a finished unit that have changed since."""
-    summary, _ = read_summary(sections_url(job.work_folder, unit.number))
-    parts, settings = zip(unit.parts, summary["parts"], strict=True), job.reading.settings[unit.source]
-    return tuple(part.url for part, values in parts if not _is_unchanged(settings, part, PartRead(*values)))
+def _check_stamps(unit: Unit) -> None:
+    """Check that the files of a unit still have the stamps by which its result is named.
 
-
-class PartRead(NamedTuple):
-    """The record of one part of a unit in the unit's file.
-
-    Attributes:
-        sha256: as `DocumentReader.sha256`.
-        beyond_bytes: bytes read behind the part, with their sha256, as `DocumentReader.beyond`.
+    Raises:
+        UserError: one has not.
     """
-
-    sha256: str
-    beyond_bytes: int
-    beyond_sha256: str
+    for url, stamp in {part.url: part.stamp for part in unit.parts if part.stamp}.items():
+        try:
+            is_same = storage.stamp(url) == stamp
+        except UserError:
+            if storage.exists(url):
+                raise
+            is_same = False
+        if not is_same:
+            raise UserError(
+                f"input {storage.redact(url)} changed while it was read",
+                fix="run the same command again once it is complete: it reads this file again",
+                code=INPUT_CHANGED,
+            )
 
 
 class _SpoiledPart(Exception):
@@ -82,18 +92,12 @@ class _SpoiledPart(Exception):
         self.reason = reason
 
 
-def _is_unchanged(settings: DocumentSettings, part: InputUnit, read: PartRead) -> bool:
-    if read.beyond_bytes and beyond_sha256(part, read.beyond_bytes) != read.beyond_sha256:
-        return False
-    return unit_sha256(part, settings) == read.sha256
-
-
 def _write(job: Job, unit: Unit, path: Path, spoiled: Mapping[int, str]) -> None:
     """Write the documents of all parts except the `spoiled` ones, whose reasons are counted."""
     tokenizer, settings, filters = job.tokenizer(), job.reading.settings[unit.source], job.reading.filters(unit.source)
     dropped: Counter[str] = Counter()
     languages = DocumentLanguages()
-    reads: list[PartRead] = []
+    digests: list[str] = []
     cut_words = num_empty_files = 0
     with open(path, "wb") as file, _signature_writer(job, unit) as signatures:
         writer = SectionWriter(file, job.destinations.num_sections, tokenizer.token_dtype)
@@ -113,7 +117,7 @@ def _write(job: Job, unit: Unit, path: Path, spoiled: Mapping[int, str]) -> None
         for number, part in enumerate(unit.parts):
             if number in spoiled:
                 dropped[spoiled[number]] += 1
-                reads.append(PartRead(unit_sha256(part, settings), *NOTHING_BEYOND))
+                digests.append(unit_sha256(part, settings))
                 continue
             reader = job.reading.reader(part)
             reader.is_quiet = number <= max(spoiled, default=-1)
@@ -123,16 +127,15 @@ def _write(job: Job, unit: Unit, path: Path, spoiled: Mapping[int, str]) -> None
                 num_empty_files += 1
             if has_fields(part.url, part.format):
                 languages.merge(reader.languages)
-            reads.append(PartRead(reader.sha256, *reader.beyond))
+            digests.append(reader.sha256)
         cut_words = batches.finish()
         if excluded is not None and excluded.dropped:
             dropped["removed earlier"] += excluded.dropped
         writer.close(
             {
                 "source": unit.source,
-                "reading": job.reading.identity(unit.source),
                 "dropped": dict(sorted(dropped.items())),
-                "parts": reads,
+                "parts": digests,
                 "cut_words": cut_words,
                 "empty_files": num_empty_files,
                 "languages": dataclasses.asdict(languages),
@@ -143,7 +146,7 @@ def _write(job: Job, unit: Unit, path: Path, spoiled: Mapping[int, str]) -> None
 def _signature_writer(job: Job, unit: Unit) -> Any:
     if not job.deduplication.near:
         return nullcontext()
-    return open_signatures(signatures_url(job.work_folder, unit.number), job.deduplication)
+    return open_signatures(signatures_url(job.work_folder, unit.name), job.deduplication)
 
 
 def _sign(encoded: Section, writer: SignatureWriter) -> None:

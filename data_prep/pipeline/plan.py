@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
+import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +41,7 @@ class Plan:
 
     Attributes:
         parts: of the inputs, in order; `units` hold them in the same order.
+        units: named by what their results depend on (`_named`).
         parent: the data set to extend, if any.
         not_passed: filters and deduplication of the parent that the addition does not pass, as the user allows.
         grown: lists of filters that have grown since the parent was made.
@@ -100,6 +104,11 @@ class Plan:
         return values
 
     @functools.cached_property
+    def work_digest(self) -> str:
+        """sha256 of the names of all units: another one where the result of a unit is another."""
+        return hashlib.sha256("".join(unit.name for unit in self.units).encode()).hexdigest()
+
+    @functools.cached_property
     def parts_of(self) -> dict[str, list[int]]:
         """Numbers of the parts of each input, by URL."""
         numbers: dict[str, list[int]] = {}
@@ -141,7 +150,7 @@ def make_plan(
         is_addition=parent is not None,
         has_source_shards=parent is not None and parent.has_source_budgets,
     )
-    return Plan(
+    plan = Plan(
         config,
         tokenizer.fingerprint,
         inputs,
@@ -152,6 +161,37 @@ def make_plan(
         filters=filters,
         formats=described_formats((file.url, file.format) for file in inputs),
     )
+    return replace(plan, units=tuple(_named(plan, units)))
+
+
+def plan_again(plan: Plan, tokenizer: Tokenizer) -> Plan:
+    """Return the plan for the inputs of now; the same object if none has changed, come or gone.
+
+    Raises:
+        UserError: as `make_plan`.
+    """
+    inputs = find_inputs(plan.config)
+    if inputs == plan.inputs:
+        return plan
+    again = make_plan(plan.config, tokenizer, plan.parent, inputs)
+    return replace(again, not_passed=plan.not_passed, grown=plan.grown)
+
+
+def _named(plan: Plan, units: Sequence[Unit]) -> Iterator[Unit]:
+    """Yield the units with names: a hash of the files with their stamps, of how they are read and of where texts go.
+
+    What else determines the result of a unit is compared when unfinished work is resumed.
+    """
+    common = [asdict(plan.destinations), plan.has_provenance]
+    readings = [plan.reading.identity(number) for number in range(len(plan.config.sources))]
+    for unit in units:
+        parts = [[storage.redact(each.url), each.start, each.stop, *_BESIDES(each)] for each in unit.parts]
+        values = [common, unit.source, readings[unit.source], parts]
+        digest = hashlib.sha256(json.dumps(values).encode()).digest()
+        yield replace(unit, name=f"{int.from_bytes(digest[:8]):020d}")
+
+
+_BESIDES = operator.attrgetter("whole", "name", "format", "stamp")
 
 
 def warn_of_names(plan: Plan) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from data_prep.base.errors import UserError
-from data_prep.base.terminal import counted
+from data_prep.base.progress import Progress
+from data_prep.dataset.manifest_records import InputRecord
 from data_prep.dataset.safeguards import config_differences
 from data_prep.documents.documents import unit_sha256
+from data_prep.documents.input_files import InputFile
 from data_prep.pipeline.plan import Plan
 from data_prep.storage import storage
+
+Stamps = Mapping[str, Mapping[str, str]]
+"""The stamps of files by the name of their source and their URL without secrets."""
 
 
 def description(plan: Plan) -> dict[str, Any]:
@@ -26,72 +29,57 @@ def description(plan: Plan) -> dict[str, Any]:
 
 
 def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    """Return the differences between two descriptions; "parent" and "units" are compared if both have them."""
+    """Return the differences of two descriptions, apart from inputs; "parent" is compared if both have it."""
     found = []
     if theirs["tokenizer"] != mine["tokenizer"]:
         found.append(f"the tokenizer was {theirs['tokenizer'][:16]} and is now {mine['tokenizer'][:16]}")
     if "parent" in theirs and theirs["parent"] != mine.get("parent"):
         found.append("the existing data set has changed")
     found.extend(config_differences(_without_patterns(theirs["config"]), _without_patterns(mine["config"]), ""))
-    for url in sorted(set(theirs["inputs"]) | set(mine["inputs"])):
-        before, now = theirs["inputs"].get(url), mine["inputs"].get(url)
-        if now is None or before is None:
-            found.append(f"input {url} is {'gone' if now is None else 'new'}")
-        elif before != now:
-            found.append(
-                f"input {url} had {before[1]} bytes (source {before[0]}) and now has {now[1]} (source {now[0]})"
-            )
-        elif "units" in theirs and "units" in mine and theirs["units"][url] != mine["units"][url]:
-            # For a Parquet file, whose units are ranges of row groups.
-            found.append(
-                f"input {url} was written again: it had {counted(theirs['units'][url], 'part')} and now has other ones"
-            )
     return found
 
 
-def rewritten_inputs(plan: Plan, fingerprints: Mapping[str, str], finished_at: float | None) -> Iterator[str]:
-    """Return the inputs of unchanged size that were written after `finished_at` and have other bytes now.
+def changed_inputs(plan: Plan, inputs: Iterable[InputRecord], stamps: Stamps) -> list[str]:
+    """Return what is different now about the inputs of a finished preparation.
 
-    Args:
-        fingerprints: by redacted URL, as `file_fingerprint` gives them.
-        finished_at: when the result was complete, in seconds since 1970; None if unknown.
+    A file that has its stamp still is the same file. Of any other one of equal size the content is compared: it may
+    have been copied, or written again with what it held.
     """
-    suspects = set()
-    for file in plan.inputs:
-        written_at = storage.modified_at(file.url)
-        if written_at is None or finished_at is None or written_at >= finished_at:
-            suspects.add(file.url)
-    for url in sorted(suspects):
-        digests = [_digest_now(plan, number) for number in plan.parts_of[url]]
-        if file_fingerprint(digests) != fingerprints[storage.redact(url)]:
-            yield f"input {storage.redact(url)} has other content"
-
-
-def check_inputs_unchanged(plan: Plan, digests: Sequence[str]) -> None:
-    """Check that every input has the content that was read; touching or copying a file is no change.
-
-    Args:
-        digests: of each part, sha256 of what was read.
-
-    Raises:
-        UserError: the content of an input changed after planning.
-    """
-    for file in plan.inputs:
-        if storage.stamp(file.url) == file.stamp:
+    before = {file.url: file for file in inputs}
+    now = {storage.redact(file.url): file for file in plan.inputs}
+    found, suspects = dict[str, str](), list[tuple[str, InputFile]]()
+    for url in before.keys() | now.keys():
+        if url not in now or url not in before:
+            found[url] = f"input {url} is {'gone' if url not in now else 'new'}"
             continue
-        digests_now = (_digest_now(plan, number) for number in plan.parts_of[file.url])
-        digests_then = (digests[number] for number in plan.parts_of[file.url])
-        if storage.size(file.url) != file.bytes or any(map(operator.ne, digests_now, digests_then)):
-            raise UserError(
-                f"input {storage.redact(file.url)} changed while it was read",
-                fix="run the command again with --fresh once it is complete",
-                code="input-changed",
-            )
+        old, file = before[url], now[url]
+        source = plan.config.sources[file.source].name
+        if (old.source, old.bytes) != (source, file.bytes):
+            was = f"had {old.bytes} bytes (source {old.source})"
+            found[url] = f"input {url} {was} and now has {file.bytes} (source {source})"
+        elif stamps.get(source, {}).get(url) != file.stamp:
+            suspects.append((url, file))
+    if suspects:
+        total = sum(file.bytes for _, file in suspects)
+        with Progress("comparing", total, "MB of inputs with other stamps", 1e6) as progress:
+            for url, file in suspects:
+                if _fingerprint_now(plan, file) != before[url].fingerprint:
+                    found[url] = f"input {url} has other content"
+                progress.add(file.bytes)
+    return [found[url] for url in sorted(found)]
 
 
-def _digest_now(plan: Plan, number: int) -> str:
-    part = plan.parts[number]
-    return unit_sha256(part, plan.reading.settings[part.source])
+def stamps_of(plan: Plan) -> dict[str, dict[str, str]]:
+    """Return the stamps of the inputs of a plan."""
+    found: dict[str, dict[str, str]] = {source.name: {} for source in plan.config.sources}
+    for file in plan.inputs:
+        found[plan.config.sources[file.source].name][storage.redact(file.url)] = file.stamp
+    return found
+
+
+def _fingerprint_now(plan: Plan, file: InputFile) -> str:
+    parts = (plan.parts[number] for number in plan.parts_of[file.url])
+    return file_fingerprint([unit_sha256(part, plan.reading.settings[file.source]) for part in parts])
 
 
 def file_fingerprint(digests: Sequence[str]) -> str:

@@ -10,8 +10,10 @@ import os
 from collections.abc import Sequence
 
 from data_prep.base.errors import UserError
+from data_prep.base.logs import logger
 from data_prep.dataset.file_checks import file_tasks, size_problems
 from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.versions import STAMPS_NAME
 from data_prep.executors.executors import Executor
 from data_prep.executors.phases import PhaseRunner
 from data_prep.pipeline.dropped_documents import (
@@ -32,30 +34,33 @@ from data_prep.pipeline.map_phase import (
     units_of_range,
     warn_of_source,
 )
-from data_prep.pipeline.plan import Plan, check_output_apart, warn_of_names
-from data_prep.pipeline.plan_changes import check_inputs_unchanged
+from data_prep.pipeline.map_task import INPUT_CHANGED
+from data_prep.pipeline.plan import Plan, check_output_apart, plan_again, warn_of_names
 from data_prep.pipeline.publication import is_own_tokenizer, publish_shards, train_tokens_by_source
 from data_prep.pipeline.reduce_phase import ShardTotals, gather, make_shards
 from data_prep.pipeline.source_budgets import source_budgets
 from data_prep.pipeline.units import ShardRange
 from data_prep.pipeline.work_folder import (
     begin_work,
-    check_finished_units,
     finished_manifest,
     forget_empty_work,
     has_begun,
     note_num_ranges,
     noted_num_ranges,
     preparations_in,
+    record_stamps,
     refuse_to_undo_changes,
     remove_outputs,
     remove_unfinished,
     remove_work,
+    settle_work,
+    unfinished_preparation,
 )
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 _SHOWN = 5
+_MOST_READINGS = 5  # of inputs that change while they are read
 _MOST_NEAR_DUPLICATES = 0.9
 """Share of a source's documents; a source that loses more of them to near-duplicate search is warned about."""
 
@@ -77,15 +82,14 @@ def prepare_shards(
         manifest = _complete_already(plan, output)
         if manifest is not None:
             return manifest, False
-        check_dropped_folder(plan, output)
+        check_dropped_folder(plan, output, unfinished_preparation(output))
         remove_unfinished(plan, output)
         forget_empty_work(plan, output)
-        first_shard = begin_work(plan, output, is_alone=True)
+        begin_work(plan, output, is_alone=True)
         warn_of_names(plan)
-        runner, job = PhaseRunner(executor, lock), Job.of(plan, tokenizer, output)
-        check_finished_units(plan, output, job, plan.units, executor)
-        run_map(job, plan.units, runner)
-        return _finish(plan, tokenizer, output, job, first_shard, runner), True
+        runner = PhaseRunner(executor, lock)
+        plan = _map_inputs(plan, tokenizer, output, runner, None)
+        return _finish(plan, tokenizer, output, runner), True
 
 
 def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int, shard_range: ShardRange) -> bool:
@@ -105,10 +109,8 @@ def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor 
         check_dropped_folder(plan, output)
         begin_work(plan, output)
         note_num_ranges(plan, output, shard_range.num_ranges)
-        job, units = Job.of(plan, tokenizer, output), units_of_range(plan.units, shard_range)
-        check_finished_units(plan, output, job, units, executor)
-        is_work = units_left(job, units) > 0
-        run_map(job, units, PhaseRunner(executor, lock))
+        is_work = units_left(Job.of(plan, tokenizer, output), units_of_range(plan.units, shard_range)) > 0
+        _map_inputs(plan, tokenizer, output, PhaseRunner(executor, lock), shard_range)
         return is_work
 
 
@@ -125,16 +127,49 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Execut
         manifest = _complete_already(plan, output)
         if manifest is not None:
             return manifest, False
-        check_dropped_folder(plan, output)
+        check_dropped_folder(plan, output, unfinished_preparation(output))
         job = Job.of(plan, tokenizer, output)
         if not has_begun(output):  # without a recorded plan, for which ranges of other settings would be refused
             check_all_mapped(job, plan.units, None)
-        first_shard = begin_work(plan, output)
+        begin_work(plan, output)
         remove_unfinished(plan, output)
         check_all_mapped(job, plan.units, noted_num_ranges(plan, output))
-        check_finished_units(plan, output, job, plan.units, executor)
         warn_of_names(plan)
-        return _finish(plan, tokenizer, output, job, first_shard, PhaseRunner(executor, lock)), True
+        return _finish(plan, tokenizer, output, PhaseRunner(executor, lock)), True
+
+
+def _map_inputs(
+    plan: Plan, tokenizer: Tokenizer, output: str, runner: PhaseRunner, shard_range: ShardRange | None
+) -> Plan:
+    """Read all inputs, or those of a range, and again those that change meanwhile; return the plan of what was read.
+
+    Raises:
+        UserError: as `prepare_shards`; or inputs changed each time (`INPUT_CHANGED`).
+    """
+    for _ in range(_MOST_READINGS):
+        if shard_range is None:
+            settle_work(plan, output)
+        job, is_read = Job.of(plan, tokenizer, output), True
+        try:
+            run_map(job, plan.units if shard_range is None else units_of_range(plan.units, shard_range), runner)
+        except UserError as error:
+            if error.code != INPUT_CHANGED:
+                raise
+            is_read = False
+        now = plan_again(plan, tokenizer)
+        if now is plan and is_read:
+            return plan
+        changed = sorted({storage.redact(file.url) for file in {*plan.inputs} ^ {*now.inputs}})
+        which = f" ({', '.join(changed[:_SHOWN])}{' ...' if changed[_SHOWN:] else ''})" if changed else ""
+        logger(__name__).warning(f"inputs changed while they were read{which}: their units are read again")
+        plan = now
+        check_output_apart(plan, output)
+        begin_work(plan, output, is_alone=shard_range is None)
+    raise UserError(
+        f"inputs changed while they were read, {_MOST_READINGS} times{which}",
+        fix="run the same command again once they are complete: finished units of other files are kept",
+        code=INPUT_CHANGED,
+    )
 
 
 def clear(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
@@ -185,6 +220,8 @@ def _complete_already(plan: Plan, output: str) -> Manifest | None:
     manifest = finished_manifest(plan, output)
     if manifest is not None:
         remove_work(plan, output)
+        if not storage.exists(storage.join(output, STAMPS_NAME)):  # an earlier release made the data set
+            record_stamps(plan, output)
         _check_sizes(manifest, output)
         check_dropped_kept(plan)
     return manifest
@@ -207,18 +244,19 @@ def _check_sizes(manifest: Manifest, output: str) -> None:
         )
 
 
-def _finish(plan: Plan, tokenizer: Tokenizer, output: str, job: Job, first_shard: int, runner: PhaseRunner) -> Manifest:
+def _finish(plan: Plan, tokenizer: Tokenizer, output: str, runner: PhaseRunner) -> Manifest:
     """Run everything after the map phase."""
+    job, first_shard = Job.of(plan, tokenizer, output), settle_work(plan, output)
     mapped, later = summarize(plan, job, runner), job.without_filters()
     run_exclusions(plan, later, runner)
     summary = gather(later, mapped, runner)
     totals = make_shards(plan, later, summary, first_shard, runner)
     _check_sources(plan, mapped, summary, totals)
     _report_repetition(plan, train_tokens_by_source(plan, totals))
-    check_inputs_unchanged(plan, summary.digests)
     runner.lock.check()
     remove_unfinished(plan, output)  # of killed workers
     keep_dropped(plan, job, output, summary, runner)
+    record_stamps(plan, output)
     manifest = publish_shards(plan, tokenizer, output, summary, totals)
     remove_work(plan, output)
     return manifest

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from data_prep.base.packages import own_version
 from data_prep.dataset.addition import publish_addition
 from data_prep.dataset.counts import split_record, token_counts_file
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest
-from data_prep.dataset.manifest_records import InputRecord, SourceRecord, TokenizerRecord
+from data_prep.dataset.manifest_records import InputRecord, InputsFile, SourceRecord, TokenizerRecord, inputs_file
 from data_prep.dataset.safeguards import ADDITION, SAFEGUARDS, write_filter_lists
 from data_prep.dataset.versions import next_version, publish
 from data_prep.pipeline.inheritance import filter_lists, given_filters
@@ -35,8 +35,11 @@ def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSu
     for name in totals.empty:
         storage.remove(storage.join(output, name))
     counts = totals.token_counts
-    manifest = assemble(plan, tokenizer, summary, totals)
-    manifest = manifest.model_copy(update={"config": {**manifest.config, **_safeguards(plan, output)}})
+    version = 1 if plan.parent is None else next_version(plan.parent)
+    inputs, data = inputs_file(_input_records(plan, summary.digests), version)
+    storage.write_bytes(storage.join(output, inputs.name), data)
+    manifest = assemble(plan, tokenizer, inputs, summary, totals)
+    manifest = manifest.model_copy(update={"config": {**manifest.config, **_safeguards(plan, output, version)}})
     if plan.parent is not None:
         return publish_addition(output, plan.parent, manifest, counts)
     record, data = token_counts_file(counts, manifest.version)
@@ -47,13 +50,12 @@ def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSu
     return manifest
 
 
-def _safeguards(plan: Plan, output: str) -> dict[str, Any]:
+def _safeguards(plan: Plan, output: str, version: int) -> dict[str, Any]:
     """Write the lists of the filters; return the sections of the manifest's configuration that additions need."""
     sections: dict[str, Any] = {}
     filters = plan.config.documents.filters
     own = {source.name: given_filters(source.filters) for source in plan.config.sources if source.filters is not None}
     if filters or own:
-        version = 1 if plan.parent is None else next_version(plan.parent)
         record = write_filter_lists(output, filter_lists(filters), version)
         lists = {} if record is None else {"lists": record.model_dump(mode="json")}
         sections[SAFEGUARDS] = {"filters": given_filters(filters), **lists, **({"sources": own} if own else {})}
@@ -68,7 +70,9 @@ def is_own_tokenizer(tokenizer: Tokenizer, output: str) -> bool:
     return storage.canonical(storage.absolute(tokenizer.url)).rstrip("/") == own
 
 
-def assemble(plan: Plan, tokenizer: Tokenizer, summary: MapSummary, totals: ShardTotals) -> Manifest:
+def assemble(
+    plan: Plan, tokenizer: Tokenizer, inputs: InputsFile, summary: MapSummary, totals: ShardTotals
+) -> Manifest:
     """Return the manifest of the shards of the totals; for an addition, that of the addition alone."""
     counts = totals.token_counts
     return Manifest(
@@ -81,7 +85,7 @@ def assemble(plan: Plan, tokenizer: Tokenizer, summary: MapSummary, totals: Shar
             special_tokens=tokenizer.special_tokens,
         ),
         config=plan.described_config(),
-        inputs=_input_records(plan, summary.digests),
+        inputs=(inputs,),
         sources=_source_records(plan, summary, totals),
         train=split_record(totals.of_split("train"), counts["train"]),
         valid=split_record(totals.of_split("valid"), counts["valid"]),
@@ -98,8 +102,8 @@ def train_tokens_by_source(plan: Plan, totals: ShardTotals) -> list[int]:
     return [tokens[source.name] for source in plan.config.sources]
 
 
-def _input_records(plan: Plan, digests: Sequence[str]) -> tuple[InputRecord, ...]:
-    return tuple(
+def _input_records(plan: Plan, digests: Sequence[str]) -> Iterator[InputRecord]:
+    return (
         InputRecord(
             url=storage.redact(file.url),
             source=plan.config.sources[file.source].name,

@@ -22,10 +22,15 @@ MAX_PARTS = 4096
 
 @dataclass(frozen=True)
 class Unit:
-    """A piece of work: consecutive parts of the inputs, of one source; numbered in the order of the inputs."""
+    """A piece of work: consecutive parts of the inputs, of one source; numbered in the order of the inputs.
+
+    Attributes:
+        name: of its result: 20 digits, a hash of all that the result depends on, the stamps of the files among it.
+    """
 
     number: int
     parts: tuple[InputUnit, ...]
+    name: str = ""
 
     @property
     def source(self) -> int:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
-from data_prep.base.progress import Progress
-from data_prep.base.terminal import counted, printable
+from data_prep.base.terminal import counted
 from data_prep.dataset.addition import check_source_names, config_of_source
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
-from data_prep.dataset.manifest_records import InputRecord
+from data_prep.dataset.manifest_records import InputRecord, read_inputs
 from data_prep.dataset.missing_data_set import PLAN_NAME
 from data_prep.dataset.safeguards import NO_SETTINGS
 from data_prep.dataset.shards import SHARD_NAME
@@ -21,19 +19,15 @@ from data_prep.dataset.versions import (
     OLD_REPAIR_WORK,
     REMOVAL_WORK,
     REMOVED_NAME,
+    STAMPS_NAME,
     next_shard_number,
     owned_files,
     refuse_unfinished,
     stray_files,
 )
-from data_prep.executors.executors import Executor, run_units
-from data_prep.executors.phases import unfinished
-from data_prep.pipeline.job import Job
-from data_prep.pipeline.map_phase import unit_url
-from data_prep.pipeline.map_task import changed_parts
+from data_prep.pipeline.dropped_documents import remove_dropped
 from data_prep.pipeline.plan import BUDGETS, REREAD, Plan
-from data_prep.pipeline.plan_changes import description, differences, rewritten_inputs
-from data_prep.pipeline.units import Unit
+from data_prep.pipeline.plan_changes import changed_inputs, description, differences, stamps_of
 from data_prep.storage import storage
 from data_prep.storage.work_files import read_state, write_state
 
@@ -54,48 +48,37 @@ def finished_manifest(plan: Plan, output: str) -> Manifest | None:
     if plan.parent is not None and not taken:
         return None  # it is the data set to extend
     found = _differences_to(plan, manifest, output, sorted(taken))
-    if found and plan.parent is not None:
-        check_source_names(manifest, taken)
     if found:
-        raise _refusal(output, "holds the shards of another preparation", found, manifest.version > 1)
+        fix = "restore them, or give what they hold now as a source of another name" if plan.parent is not None else ""
+        raise _refusal(output, "holds the shards of another preparation", found, manifest.version > 1, fix)
     return manifest
 
 
-def begin_work(plan: Plan, output: str, is_alone: bool = False) -> int:
-    """Begin work in `output`, or check that the unfinished work there is of this plan.
+def begin_work(plan: Plan, output: str, is_alone: bool = False) -> None:
+    """Begin work in `output`, or check that the unfinished work there is of the same preparation.
 
+    Inputs may be others now: units have names by the stamps of their files, so those of changed files are done again.
     Work that stopped at bad input resumes if bad input is skipped now: its finished units had none. It resumes with
     other budgets too, which only the manifest holds. Where `is_alone`, so that no other process works on ranges, it
-    resumes with other filters or fields of a source too, whose units are then read again. Returns the number of the
-    first shard to write, of either split.
+    resumes with other filters or fields of a source too.
 
     Raises:
         UserError: `output` holds other unfinished work; the message lists the differences.
     """
     url = storage.join(output, PLAN_NAME)
-    mine = {
-        **description(plan),
-        "parent": None if plan.parent is None else plan.parent.digest,
-        "units": dict(Counter(storage.redact(part.url) for part in plan.parts)),
-        "has_provenance": plan.has_provenance,
-        "stamps": {storage.redact(file.url): file.stamp for file in plan.inputs},
-    }
+    mine = {**description(plan), "parent": None if plan.parent is None else plan.parent.digest}
     if plan.parent is not None:
         refuse_unfinished(output, (REMOVAL_WORK,))
     begun: dict[str, Any] | None = read_state(url) if storage.exists(url) else None
     if begun is not None and not _is_over(begun, plan, output):
         theirs = _with_budgets_of(mine, _with_policy_of(mine, begun))
-        theirs, changed = _with_readings_of(mine, theirs) if is_alone else (theirs, set[int]())
-        found = differences(theirs, mine)
-        if plan.has_provenance and not begun.get("has_provenance", plan.config.documents.has_provenance_fields):
-            found.append("its text files were read by an earlier release, which did not keep their names")
+        found = differences(_with_readings_of(mine, theirs) if is_alone else theirs, mine)
         if found:
             raise _refusal(output, "holds unfinished work of another preparation", found)
-        first_shard: int = begun["first_shard"]
-        _forget_units(plan, output, changed)
-        if begun["config"] != mine["config"]:
-            write_state(url, {**mine, "stamps": begun["stamps"], "first_shard": first_shard})
-        return first_shard
+        if any(begun[name] != mine[name] for name in ("config", "inputs")):
+            remove_dropped(plan, unfinished_preparation(output))
+            write_state(url, {**begun, **mine})
+        return
     if plan.parent is None and any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
         raise UserError(
             f"{storage.redact(output)} holds shards and neither {MANIFEST_NAME} nor unfinished work, so they cannot be "
@@ -104,37 +87,33 @@ def begin_work(plan: Plan, output: str, is_alone: bool = False) -> int:
             code="shards-without-manifest",
         )
     first_shard = 0 if plan.parent is None else next_shard_number(output)
-    write_state(url, {**mine, "first_shard": first_shard})
-    return first_shard
+    write_state(url, {**mine, "work": plan.work_digest, "first_shard": first_shard})
 
 
-def check_finished_units(plan: Plan, output: str, job: Job, units: Sequence[Unit], executor: Executor | int) -> None:
-    """Check that the finished units were made from the current content of their inputs.
+def settle_work(plan: Plan, output: str) -> int:
+    """Remove what was made of other units than those of the plan, and these.
 
-    Content is compared if an input's time stamp differs from the recorded one: it was rewritten, touched, copied or
-    moved. With all units of the plan, the new stamps are recorded.
-
-    Raises:
-        UserError: an input changed after a unit was made from it.
+    Returns the number of the first shard to write, of either split. No other process may be working. After a kill, the
+    same call removes the rest.
     """
     url = storage.join(output, PLAN_NAME)
     begun = read_state(url)
-    now = {storage.redact(file.url): file.stamp for file in plan.inputs}
-    if begun["stamps"] == now:
-        return
-    changed = {file.url for file in plan.inputs if begun["stamps"].get(storage.redact(file.url)) != file.stamp}
-    left = {unit.number for unit in unfinished(units, unit_url(job))}
-    suspects = [
-        unit.absolute for unit in units if unit.number not in left and any(part.url in changed for part in unit.parts)
-    ]
-    with Progress("comparing", sum(unit.bytes for unit in suspects), "MB of changed inputs", 1e6) as progress:
-        for unit, urls in run_units(job.without_filters().task(changed_parts), suspects, executor):
-            if urls:
-                rewritten = f"input {storage.redact(urls[0])} was written again with other content"
-                raise _refusal(output, "holds unfinished work of another preparation", [rewritten])
-            progress.add(unit.bytes)
-    if len(units) == len(plan.units):
-        write_state(url, {**begun, "stamps": now})
+    first_shard: int = begun["first_shard"]
+    if begun.get("work") == plan.work_digest:
+        return first_shard
+    kept = {f"map-{unit.name}" for unit in plan.units}
+    work_folder = plan.work_folder(output)
+    stale = [name for name in storage.list_names(work_folder) if name.partition(".")[0] not in kept]
+    if num_units := sum(name.startswith("map-") and name.endswith(".sections") for name in stale):
+        what = "files, or settings of their sources, changed since they were read"
+        logger(__name__).warning(f"{counted(num_units, 'finished unit')} cannot be used: {what}")
+    for name in stale:
+        if name != _RANGES_NAME:
+            storage.remove(storage.join(work_folder, name))
+    for name in owned_files(output) if plan.parent is None else stray_files(output):
+        storage.remove(storage.join(output, name))
+    write_state(url, {**begun, "work": plan.work_digest})
+    return first_shard
 
 
 def forget_empty_work(plan: Plan, output: str) -> None:
@@ -175,36 +154,16 @@ def _with_budgets_of(mine: dict[str, Any], begun: dict[str, Any]) -> dict[str, A
     return {**begun, "config": {**config, **total, "sources": mine["config"]["sources"]}}
 
 
-def _with_readings_of(mine: dict[str, Any], begun: dict[str, Any]) -> tuple[dict[str, Any], set[int]]:
-    """Return the unfinished plan with the new filters and fields of its sources, and the numbers of those sources."""
+def _with_readings_of(mine: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
+    """Return the unfinished plan with the new filters and fields of its sources."""
     theirs, own = begun["config"]["sources"], mine["config"]["sources"]
     if [each["name"] for each in theirs] != [each["name"] for each in own]:
-        return begun, set()
-    if begun.get("has_provenance") != mine["has_provenance"]:
-        return begun, set()  # documents of the other sources would lack it, or have it
-    sources, changed = [], set()
-    for number, (before, now) in enumerate(zip(theirs, own, strict=True)):
+        return begun
+    sources = []
+    for before, now in zip(theirs, own, strict=True):
         kept = {name: value for name, value in before.items() if name not in REREAD}
         sources.append(kept | {name: now[name] for name in REREAD if name in now})
-        if sources[-1] != before:
-            changed.add(number)
-    return {**begun, "config": {**begun["config"], "sources": sources}}, changed
-
-
-def _forget_units(plan: Plan, output: str, changed: set[int]) -> None:
-    """Remove what unfinished work has of the sources of these numbers, and all that was made of them."""
-    if not changed:
-        return
-    for number in sorted(changed):
-        what = f"source {plan.config.sources[number].name} is read again, with its new settings"
-        logger(__name__).warning(printable(what))
-    kept = {f"map-{unit.number:06d}" for unit in plan.units if unit.source not in changed}
-    work_folder = plan.work_folder(output)
-    for name in storage.list_names(work_folder):
-        if name.partition(".")[0] not in kept and name != _RANGES_NAME:
-            storage.remove(storage.join(work_folder, name))
-    for name in owned_files(output) if plan.parent is None else stray_files(output):
-        storage.remove(storage.join(output, name))
+    return {**begun, "config": {**begun["config"], "sources": sources}}
 
 
 def _is_over(begun: dict[str, Any], plan: Plan, output: str) -> bool:
@@ -266,11 +225,22 @@ def preparations_in(output: str) -> list[dict[str, Any]]:
     with suppress(UserError):
         if storage.exists(storage.join(output, MANIFEST_NAME)):
             manifest = read_manifest(output)
-            found.append(_description_of(manifest, manifest.preparations[0], manifest.inputs))
-        if has_begun(output):
-            begun = read_state(storage.join(output, PLAN_NAME))
-            found.append({name: begun[name] for name in ("tokenizer", "config", "inputs")})
+            first = manifest.preparations[0]
+            found.append(_description_of(manifest, first, read_inputs(output, manifest.inputs)))
+        found.extend(unfinished_preparation(output))
     return found
+
+
+def unfinished_preparation(output: str) -> list[dict[str, Any]]:
+    """Return the description of the unfinished work in `output`, if there is any.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    if not has_begun(output):
+        return []
+    begun = read_state(storage.join(output, PLAN_NAME))
+    return [{name: begun[name] for name in ("tokenizer", "config", "inputs")}]
 
 
 def refuse_to_undo_changes(output: str) -> None:
@@ -315,19 +285,30 @@ def refuse_to_undo_changes(output: str) -> None:
 
 
 def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str]) -> list[str]:
-    """Return the differences to the preparation of the manifest, or to the part of it with the plan's sources."""
+    """Return the differences to the preparation of the manifest, or to the part of it with the plan's sources.
+
+    Raises:
+        UsageError: the plan is another addition with the name of a source that the data set has or had.
+    """
     removed = sorted(manifest.removed_sources.intersection(taken))
+    config = manifest.preparations[0] if plan.parent is None else config_of_source(manifest, taken[0])
+    if plan.parent is not None and (removed or config is None):
+        check_source_names(manifest, taken)
     if removed:
         return [f"source {name} was removed from it" for name in removed]
-    config = manifest.preparations[0] if plan.parent is None else config_of_source(manifest, taken[0])
     if config is None or "sources" not in config:
         return ["its manifest does not say with what settings it was made"]
-    names = {source["name"] for source in config["sources"]}
-    inputs = [file for file in manifest.inputs if file.source in names]
-    theirs = _description_of(manifest, config, inputs)
-    finished_at = storage.modified_at(storage.join(output, MANIFEST_NAME))
-    fingerprints = {file.url: file.fingerprint for file in inputs}
-    return differences(theirs, description(plan)) or list(rewritten_inputs(plan, fingerprints, finished_at))
+    inputs = _inputs_of(manifest, config, output)
+    theirs, mine = _description_of(manifest, config, inputs), description(plan)
+    found = differences(theirs, mine)
+    if plan.parent is not None and (found or theirs["inputs"].keys() != mine["inputs"].keys()):
+        check_source_names(manifest, taken)  # raises: it is another addition
+    return found or changed_inputs(plan, inputs, _read_stamps(output))
+
+
+def _inputs_of(manifest: Manifest, config: dict[str, Any], output: str) -> list[InputRecord]:
+    names = {source["name"] for source in config.get("sources", [])}
+    return [file for file in read_inputs(output, manifest.inputs) if file.source in names]
 
 
 def _description_of(manifest: Manifest, config: dict[str, Any], inputs: Iterable[InputRecord]) -> dict[str, Any]:
@@ -338,13 +319,25 @@ def _description_of(manifest: Manifest, config: dict[str, Any], inputs: Iterable
     }
 
 
-def _refusal(output: str, what: str, found: list[str], has_changes: bool = False) -> UserError:
+def record_stamps(plan: Plan, output: str) -> None:
+    """Record the stamps of the inputs beside the data set that was made of them."""
+    write_state(storage.join(output, STAMPS_NAME), {**_read_stamps(output), **stamps_of(plan)})
+
+
+def _read_stamps(output: str) -> dict[str, dict[str, str]]:
+    """Return the recorded stamps; none where an earlier release made the data set, or the file is damaged."""
+    url = storage.join(output, STAMPS_NAME)
+    with suppress(UserError):
+        if storage.exists(url):
+            stamps: dict[str, dict[str, str]] = read_state(url)
+            return stamps
+    return {}
+
+
+def _refusal(output: str, what: str, found: list[str], has_changes: bool = False, fix: str = "") -> UserError:
+    more = f" and {len(found) - _SHOWN:,} more" if found[_SHOWN:] else ""
     return UserError(
-        f"{storage.redact(output)} {what}: {_listed(found)}",
-        fix="choose another output folder" + ("" if has_changes else ", or start again there with --fresh"),
+        f"{storage.redact(output)} {what}: {'; '.join(found[:_SHOWN])}{more}",
+        fix=fix or "choose another output folder" + ("" if has_changes else ", or start again there with --fresh"),
         code="other-preparation",
     )
-
-
-def _listed(found: list[str]) -> str:
-    return "; ".join(found[:5]) + (" ..." if len(found) > 5 else "")

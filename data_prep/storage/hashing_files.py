@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from data_prep.base.errors import UserError
 
@@ -26,28 +26,18 @@ def read_bytes_of(file: BinaryIO, num_bytes: int, where: str) -> bytes:
         ) from None
 
 
-class Beyond(NamedTuple):
-    """What was read of a file behind a range of it: a line that begins in the range may end there."""
-
-    num_bytes: int
-    sha256: str
-
-
-NOTHING_BEYOND = Beyond(0, hashlib.sha256().hexdigest())
-
-
 class HashingFile(io.RawIOBase):
     """A file, from where it stands, that hashes the first `num_bytes` read from it; all without a number.
 
-    `head` is what was read of it before and comes first. What is read beyond `num_bytes` has a digest of its own.
+    `head` is what was read of it before and comes first. What is read beyond `num_bytes`, such as the end of a
+    line that begins before, is not hashed.
     """
 
     def __init__(self, file: BinaryIO, where: str, num_bytes: int | None = None, head: bytes = b"") -> None:
         self._file = file
         self._where = where
         self._left = num_bytes
-        self._digest, self._beyond = hashlib.sha256(), hashlib.sha256()
-        self._beyond_bytes = 0
+        self._digest = hashlib.sha256()
         self._head = head
 
     def readable(self) -> bool:
@@ -64,10 +54,6 @@ class HashingFile(io.RawIOBase):
             pass
         return self._digest.hexdigest()
 
-    def beyond(self) -> Beyond:
-        """What was read beyond the first `num_bytes`, so far."""
-        return Beyond(self._beyond_bytes, self._beyond.hexdigest())
-
     def _next(self, num_bytes: int) -> bytes:
         if self._head:
             data, self._head = self._head[:num_bytes], self._head[num_bytes:]
@@ -78,8 +64,6 @@ class HashingFile(io.RawIOBase):
         else:
             inside = min(len(data), self._left)
             self._digest.update(memoryview(data)[:inside])
-            self._beyond.update(memoryview(data)[inside:])
-            self._beyond_bytes += len(data) - inside
             self._left -= inside
         return data
 

@@ -72,7 +72,16 @@ def size(url: str) -> int:
     Raises:
         UserError: there is no such file, or a web server does not state the size.
     """
-    found: int | None = existing(url)["size"]
+    return size_of(url, existing(url))
+
+
+def size_of(url: str, info: Mapping[str, Any]) -> int:
+    """Return the size of a file with this `info`.
+
+    Raises:
+        UserError: a web server does not state it.
+    """
+    found: int | None = info["size"]
     if found is None:
         raise UserError(
             f"{redact(url)} cannot be read: the web server does not state its size, or sends it with a "

@@ -103,15 +103,28 @@ def gives_ranges(url: str | Path) -> bool:
 
 
 def stamp(url: str | Path) -> str:
-    """Return a cheap mark that changes when the file is rewritten, touched or copied.
+    """Return a cheap mark that changes when the file is rewritten, touched, copied or moved.
 
     The mark is the store's own tag, or the size, times and inode of a local file (an mtime alone can be set back).
     """
     if is_remote(url):
         return remote_files.tag(remote_files.existing(str(url)))
     with explained(url, "read"):
+        return _stamp_of(local_path(url).stat())
+
+
+def size_and_stamp(url: str | Path) -> tuple[int, str]:
+    """Return `size` and `stamp` of a file at one moment, from one request."""
+    if is_remote(url):
+        found = remote_files.existing(str(url))
+        return remote_files.size_of(str(url), found), remote_files.tag(found)
+    with explained(url, "read"):
         status = local_path(url).stat()
-        return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"
+        return status.st_size, _stamp_of(status)
+
+
+def _stamp_of(status: os.stat_result) -> str:
+    return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"
 
 
 def modified_at(url: str | Path) -> float | None:

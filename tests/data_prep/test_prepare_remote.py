@@ -14,7 +14,7 @@ from data_prep import Tokenizer
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from tests.support.data_prep_command import files_of
-from tests.support.preparations import Planned, planned
+from tests.support.preparations import NAMING_INPUTS, Planned, planned
 from tests.support.s3_server import S3Bucket
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -52,7 +52,8 @@ def test_a_killed_run_goes_on_and_ends_with_the_objects_of_a_local_run(
     finished = units(s3_bucket)
     again = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
-    bytes_before = sum(plan.plan.units[int(name[-len("000000.sections") :][:6])].bytes for name in finished)
+    sizes = {f"map-{unit.name}.sections": unit.bytes for unit in plan.plan.units}
+    bytes_before = sum(sizes[Path(name).name] for name in finished)
     assert f", {bytes_before / 1e6:.1f} before" in again.stderr
     assert s3_bucket.objects() == local and not s3_bucket.unfinished_uploads()
 
@@ -77,7 +78,7 @@ def test_inputs_tokenizer_and_ranges_in_the_store_give_the_same_shards(
     plan.merge(output, 2)
     made = s3_bucket.objects("out/")
     assert made.keys() == local.keys()
-    assert {name for name in made if made[name] != local[name]} == {"out/manifest.json", "out/DATA_CARD.md"}
+    assert {name for name in made if made[name] != local[name]} == {f"out/{name}" for name in NAMING_INPUTS}
 
 
 def test_two_runs_at_once_and_the_same_range_twice_are_refused(plan: Planned, s3_bucket: S3Bucket) -> None:

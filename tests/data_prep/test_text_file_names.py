@@ -13,8 +13,8 @@ import pytest
 
 from data_prep import Dataset, open_dataset, prepare
 from tests.support.data_prep_command import Command
-from tests.support.living_data_sets import problems_of
-from tests.support.preparations import read_texts
+from tests.support.living_data_sets import change_manifest, problems_of
+from tests.support.preparations import inputs_of, read_texts
 from tests.support.reading import relative_name
 
 SHARDS: dict[str, Any] = {"min_shards": 2, "valid_fraction": 0.2}
@@ -261,3 +261,41 @@ def test_a_filter_sees_text_files_as_before(texts: list[str], small_tokenizer: P
         num_workers=1,
     )
     assert "b/001.txt" in ids_of(dataset).values()
+
+
+@pytest.mark.long
+def test_a_data_set_whose_manifest_names_every_input_is_used_as_any_other(
+    texts: list[str], small_tokenizer: Path, tmp_path: Path, command: Command
+) -> None:
+    """As earlier releases made it: verified, completed, taken down from and added to."""
+    write_files(tmp_path / "in", texts[:20])
+    write_files(tmp_path / "more", texts[20:30])
+    output, rest = tmp_path / "set", ("--tokenizer", small_tokenizer, "--workers", 1, "shards.valid_fraction=0.2")
+    arguments = ("shards", "--input", f"{tmp_path}/in/*/*.txt*", "--output", output, *rest)
+    assert command(*arguments) == 0
+    manifest = open_dataset(output).manifest
+    assert manifest.num_inputs == 20 and "a/000.txt" not in (output / "manifest.json").read_text()
+    inputs = tuple(inputs_of(output))
+    change_manifest(output, inputs=inputs)
+    for name in ("inputs-000001.jsonl", ".stamps.json"):
+        (output / name).unlink()
+    assert command("verify", output, "--write-card", "--workers", 1) == 0, command.errors
+    assert open_dataset(output).manifest.num_inputs == 20 and not open_dataset(output).manifest.input_files
+    assert command("verify", output, "--workers", 1) == 0 and command("stats", output) == 0
+    assert command(*arguments) == 0, "the same command finds its result"
+    (tmp_path / "ids.txt").write_text("b/003.txt\n")
+    assert command("remove", output, "--ids", tmp_path / "ids.txt", "--workers", 1) == 0, command.errors
+    assert "removed 1 document by corpus id" in command.output
+    add = ("shards", "--input", f"{tmp_path}/more/*/*.txt*", "--source-name", "more", "--add-to", output, *rest[2:])
+    assert command(*add) == 0 and command(*add) == 0, command.errors
+    manifest = open_dataset(output).manifest
+    assert manifest.num_inputs == 30 and [each.name for each in manifest.input_files] == ["inputs-000003.jsonl"]
+    assert (*inputs_of(output)[:20],) == inputs
+    assert command("verify", output, "--workers", 1) == 0 and command("stats", output) == 0
+    (tmp_path / "ids.txt").write_text("b/001.txt\n")  # of either preparation
+    assert command("remove", output, "--ids", tmp_path / "ids.txt", "--workers", 1) == 0, command.errors
+    assert "removed 2 documents" in command.output
+    (output / "inputs-000003.jsonl").write_text("{}\n")
+    assert command("verify", output, "--workers", 1) == 1 and "inputs-000003.jsonl has other content" in command.errors
+    assert command("remove", output, "--purge", "--workers", 1) == 0
+    assert (output / "inputs-000003.jsonl").exists() and (output / ".stamps.json").exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import open_dataset
+from tests.support.preparations import inputs_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "launch" / "slurm" / "prepare.sh"
@@ -105,7 +105,7 @@ def test_an_array_and_its_merge_make_the_shards_and_failed_ranges_stop_it(
     subprocess.run(["rm", "-r", output], check=True)
     made = prepare(slurm, *arguments)
     assert made.returncode == 0 and "job 102" in made.stdout and "job 103," in made.stdout
-    assert open_dataset(output).manifest.inputs[0].url == str(corpus), (state / "job-103" / "log-0").read_text()
+    assert inputs_of(output)[0].url == str(corpus), (state / "job-103" / "log-0").read_text()
     assert (state / "job-102" / "words").read_text().split("\0")[-7:][0] == str(corpus)
     options = (state / "job-103" / "options").read_text().split("\n")
     assert "--dependency=afterok:102" in options and "--comment=two words" in options

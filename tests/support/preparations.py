@@ -13,6 +13,7 @@ from data_prep import Tokenizer, open_dataset, prepare, train_tokenizer
 from data_prep.api.configuration import resolve_config
 from data_prep.config.preparation_config import FilterSettings, PreparationConfig
 from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.manifest_records import InputRecord, read_inputs
 from data_prep.executors.executors import Executor
 from data_prep.filters import registry
 from data_prep.filters.registry import Step as Step
@@ -28,6 +29,8 @@ from tests.support.references import clean_paragraphs
 
 NORMALIZATION = Normalization()
 """That is the default."""
+NAMING_INPUTS = [".stamps.json", "DATA_CARD.md", "inputs-000001.jsonl", "manifest.json"]
+"""Files of a data set that are others where the same documents come from other files."""
 Inputs = str | Path | Sequence[str | Path] | Mapping[str, Any]
 """The files of one source, or the files or settings of every source by its name."""
 
@@ -139,6 +142,11 @@ def planned(
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     known = open_dataset(parent).manifest if isinstance(parent, (str, Path)) else parent
     return Planned(make_plan(config, loaded, known), loaded)
+
+
+def inputs_of(output: str | Path) -> list[InputRecord]:
+    """The inputs of a data set, as the files that its manifest names list them."""
+    return list(read_inputs(str(output), open_dataset(output).manifest.inputs))
 
 
 def _given(inputs: Inputs) -> dict[str, Any]:

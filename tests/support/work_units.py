@@ -39,7 +39,7 @@ from tests.support.reading import digest_of, units_of
 
 DESTINATIONS = Destinations(num_train=2, num_valid=1, valid_fraction=0.2)
 """Those of a mapped file."""
-_NUMBER = 7
+_NAME = "7"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class MappedFile:
 
     @property
     def path(self) -> Path:
-        return Path(sections_url(str(self.work), _NUMBER))
+        return Path(sections_url(str(self.work), _NAME))
 
     def documents(self, destination: int) -> Section:
         return join_sections(list(read_sections(str(self.path), destination, np.uint16)))
@@ -70,17 +70,17 @@ class MappedFile:
     @property
     def num_signatures(self) -> int:
         settings = DeduplicationSettings(near=self.near)
-        return SignatureFiles([signatures_url(str(self.work), _NUMBER)], settings).first_indices[-1]
+        return SignatureFiles([signatures_url(str(self.work), _NAME)], settings).first_indices[-1]
 
 
 def map_file(path: Path, tokenizer: Path, work: Path, *, near: bool = False, **documents: Any) -> MappedFile:
     """Map a file as one unit; further settings are those of `documents`."""
-    unit, settings = Unit(_NUMBER, tuple(units_of(path))), DocumentSettings(**documents)
+    unit, settings = Unit(7, tuple(units_of(path)), _NAME), DocumentSettings(**documents)
     job = _job(Tokenizer.load(tokenizer), work, DESTINATIONS, ["web"], settings, DeduplicationSettings(near=near))
     work_bytes = map_unit(job, unit)
-    summary, counts = read_summary(sections_url(str(work), _NUMBER))
-    assert summary["parts"][0][0] == digest_of(unit.parts[0], settings)
-    return MappedFile(work, near, work_bytes, summary["parts"][0][0], summary["dropped"], counts)
+    summary, counts = read_summary(sections_url(str(work), _NAME))
+    assert summary["parts"][0] == digest_of(unit.parts[0], settings)
+    return MappedFile(work, near, work_bytes, summary["parts"][0], summary["dropped"], counts)
 
 
 def _job(
@@ -98,7 +98,7 @@ def _job(
         deduplication=deduplication or DeduplicationSettings(),
         shards=shards or ShardSettings(),
         destinations=destinations,
-        num_units=len(names),
+        units=tuple(map(str, range(len(names)))),
         first_source=0,
         has_provenance=False,
         tokenizer_folder=tokenizer.url,
@@ -113,7 +113,7 @@ def _job(
 
 def write_unit(folder: Path, number: int, parts: Sequence[Section]) -> None:
     """Write the work file of a unit whose documents all go to one shard."""
-    with open(sections_url(str(folder), number), "wb") as file:
+    with open(sections_url(str(folder), str(number)), "wb") as file:
         writer = SectionWriter(file, 1, np.uint16)
         for part in parts:
             writer.add(part, np.zeros(len(part.document_ids), np.int64))

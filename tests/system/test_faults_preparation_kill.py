@@ -340,29 +340,32 @@ def test_row_55_killed_helpers_of_the_pool_cost_nothing(
 
 @pytest.mark.fault(
     row=56,
-    fault="an input rewritten between kill and resume with equal size and time of writing; touched with equal content",
-    required="content compared: equal continues, different is refused with the file named",
+    fault="an input rewritten between kill and resume, with equal size and time of writing too",
+    required="noticed (ctime, inode, ETag); its units are done again and the result equals a fresh run; a finished set "
+    "is refused with the list",
 )
-def test_row_56_a_rewritten_input_is_named_and_a_touched_one_goes_on(
+def test_row_56_units_of_a_rewritten_input_are_done_again_and_a_finished_set_is_refused(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     corpus = Path(shutil.copy(small_corpus, tmp_path / "corpus.jsonl"))
     data, status = corpus.read_bytes(), corpus.stat()
-    run = Run(corpus, small_tokenizer)
-    run.to_the_end(tmp_path / "whole")
-    output = tmp_path / "out"
+    run, output = Run(corpus, small_tokenizer), tmp_path / "out"
+
+    def rewrite(data: bytes) -> None:
+        corpus.write_bytes(data)
+        os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
+
     run.for_seconds(output, 0, a_unit=True)
     assert marks(output / ".work") and not (output / "manifest.json").exists()
-    corpus.write_bytes(data.replace(b"river", b"raven"))
-    os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
+    rewrite(data.replace(b"river", b"raven"))
+    assert run.start(output).wait(300) == 0
+    run.to_the_end(tmp_path / "fresh")
+    assert files_of(output) == files_of(tmp_path / "fresh")
+    rewrite(data)
     process = run.start(output)
     errors = process.communicate(timeout=300)[1].decode()
-    assert process.returncode == 1 and "corpus.jsonl was written again with other content" in errors
-    assert "Traceback" not in errors and not (output / "manifest.json").exists()
-    corpus.write_bytes(data)
-    os.utime(corpus, ns=(1, 1))
-    run.to_the_end(output)
-    assert files_of(output) == files_of(tmp_path / "whole")
+    assert process.returncode == 1 and "corpus.jsonl has other content" in errors and "Traceback" not in errors
+    assert files_of(output) == files_of(tmp_path / "fresh")
 
 
 @pytest.mark.fault(

@@ -85,7 +85,7 @@ def manifest_summary(url: str, manifest: Manifest) -> dict[str, Any]:
         "url": storage.redact(url),
         "digest": manifest.digest,
         **values,
-        "inputs": len(manifest.inputs),
+        "inputs": manifest.num_inputs,
         "dropped": manifest.dropped,
         "removals": len(manifest.removals),
     }

@@ -139,7 +139,7 @@ def test_purging_deletes_what_the_current_version_does_not_need(folder: Path) ->
     assert delete_older_versions(str(folder)) == gone
     assert not [name for name in gone if (folder / name).exists()]
     assert (folder / "notes.txt").exists() and (folder / "tokenizer").is_dir()
-    assert len(owned_files(str(folder))) == 3 + 2 * 3
+    assert len(owned_files(str(folder))) == 5 + 2 * 3
     assert delete_older_versions(str(folder)) == []
     with pytest.raises(UnknownVersion):
         read_manifest(str(folder), first.digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import json
 import pickle
@@ -44,6 +45,22 @@ class Empty: ...
 
 NUMBER = 5
 """
+
+
+class ReadWhileWritten:
+    """Reads a file that somebody writes again before each of the first `times` readings ends."""
+
+    version = 1
+    readings = 0
+
+    def __init__(self, path: str, times: int) -> None:
+        self.text = Path(path).read_text()
+        type(self).readings += 1
+        if type(self).readings <= times:
+            Path(path).write_text(f"text {type(self).readings}")
+
+    def __call__(self, document: Document) -> str | None:
+        return "listed" if document.text == self.text else None
 
 
 def uses_limit(document: Document) -> str | None:
@@ -314,3 +331,17 @@ def test_a_worker_makes_the_steps_of_a_plan_and_no_others(tmp_path: Path) -> Non
     assert reading.filters(0) is chain, "work that has begun goes on with what was planned"
     with pytest.raises(UserError, check=coded("filters-changed")):
         in_a_worker.filters(0)
+
+
+def test_the_identity_of_a_filter_is_that_of_the_file_that_it_read(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    for times in (0, 1):
+        path.write_text("text 0")
+        ReadWhileWritten.readings = 0
+        name = f"{ReadWhileWritten.__module__}:ReadWhileWritten"
+        (step,) = load_filters([filter_settings(name, path=str(path), times=times)])
+        assert step.apply(Document(f"text {times}")) == "listed" and step.apply(Document(f"text {1 - times}")) is None
+        assert step.identity["files"] == {str(path): hashlib.sha256(f"text {times}".encode()).hexdigest()}
+    ReadWhileWritten.readings = 0
+    with pytest.raises(UserError, match="changed while it was loaded", check=coded("filter-files-changed")):
+        load_filters([filter_settings(name, path=str(path), times=99)])

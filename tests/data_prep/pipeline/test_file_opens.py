@@ -77,6 +77,7 @@ def counted_by_hand(
     sums = {"units": num_units, "groups": num_groups, "shards": num_shards}
     num_sums = {name: -(-number // fan_in) for name, number in sums.items() if number > fan_in}
     expected = {
+        "write inputs-#.jsonl": 2,
         "write map-#.sections": 2 * num_units,
         "map-#.sections": num_units * (1 + (num_groups or num_shards)),  # one for its summary
         "write group-#.sections": 2 * num_groups,

@@ -32,7 +32,7 @@ def test_where_near_duplicates_are_looked_for_every_document_is_signed(
 ) -> None:
     limit_batches(monkeypatch, documents=30)
     mapped = map_file(small_corpus, small_tokenizer, tmp_path, near=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"map-000007.sections", "map-000007.signatures"}
+    assert {path.name for path in tmp_path.iterdir()} == {"map-7.sections", "map-7.signatures"}
     assert mapped.num_signatures == 200
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -314,12 +313,11 @@ def test_a_source_has_fields_and_filters_of_its_own_or_those_of_the_documents(
 
 
 def test_other_filters_of_a_source_have_its_units_alone_read_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    web = {"name": "web", "input": write(tmp_path, "web", texts(40, 1))}
+    wiki = {"name": "wiki", "input": write(tmp_path, "wiki", texts(40, 2))}
+
     def sources(least: int) -> list[dict[str, Any]]:
-        own = {"filters": [by_score(least)]}
-        return [
-            {"name": "web", "input": write(tmp_path, "web", texts(40, 1))},
-            {"name": "wiki", "input": write(tmp_path, "wiki", texts(40, 2)), **own},
-        ]
+        return [web, {**wiki, "filters": [by_score(least)]}]
 
     documents = {"url_field": "url", "metadata_fields": ["score"], "filters": [by_score(1)]}
     make(tokenizer, tmp_path / "expected", sources(2), documents=documents)
@@ -350,20 +348,6 @@ def test_a_source_may_have_a_name_that_ends_like_a_setting(tokenizer: Tokenizer,
     assert make(tokenizer, tmp_path / "out", sources) == make(tokenizer, tmp_path / "out", sources)
     with pytest.raises(UserError, match="source my.filters.language was null", check=coded("other-preparation")):
         make(tokenizer, tmp_path / "out", [{**sources[0], "language": "fr"}])
-
-
-def test_a_unit_that_a_worker_of_an_earlier_run_still_wrote_is_noticed(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    web, output = {"name": "web", "input": write(tmp_path, "web", texts(40, 1))}, tmp_path / "out"
-    documents = {"metadata_fields": ["score"]}
-    with stopped_after(0, of="train-*"), pytest.raises(KeyboardInterrupt):
-        make(tokenizer, output, [{**web, "filters": [by_score(0)]}], documents=documents)
-    shutil.copytree(output / ".work", tmp_path / "earlier")
-
-    def write_again() -> None:
-        shutil.copytree(tmp_path / "earlier", output / ".work", dirs_exist_ok=True)
-
-    with before_writing("map-000000.sections", write_again), pytest.raises(UserError, match="of an earlier run"):
-        make(tokenizer, output, [{**web, "filters": [by_score(2)]}], documents=documents)
 
 
 def test_other_filters_of_all_sources_are_another_preparation(tokenizer: Tokenizer, tmp_path: Path) -> None:
