@@ -102,6 +102,8 @@ class Manifest(ManifestPart):
                 _list_of_mappings({"filters": entries}, "filters")
             if kept.get("lists") is not None:
                 FileRecord.model_validate(kept["lists"])
+            if settings.get("documents", {}).get("sentences", "split") not in ("split", "none"):
+                raise ValueError("documents.sentences is neither split nor none")
             fraction = settings.get("shards", {}).get("valid_fraction", 0.5)
             if not isinstance(fraction, (int, float)) or not 0 <= fraction < 1:
                 raise ValueError(f"shards.valid_fraction={str(fraction)[:20]} is no number from 0 to below 1")
@@ -123,6 +125,16 @@ class Manifest(ManifestPart):
         """The settings of every preparation of the data set: the first one, then the additions."""
         first = {name: values for name, values in self.config.items() if name != ADDITIONS}
         return [first, *self.config.get(ADDITIONS, [])]
+
+    @property
+    def has_sentences(self) -> bool:
+        """Whether the shards hold sentence boundaries; without them each document counts as one sentence."""
+        return all(each.get("documents", {}).get("sentences") != "none" for each in self.preparations)
+
+    @property
+    def num_sentences(self) -> int | None:
+        """Number of sentences of both splits; None without sentence boundaries."""
+        return self.train.sentences + self.valid.sentences if self.has_sentences else None
 
     @property
     def shards(self) -> tuple[ShardRecord, ...]:

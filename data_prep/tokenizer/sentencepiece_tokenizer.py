@@ -82,8 +82,8 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_text(self, text: str) -> np.ndarray:
         return self.encode(normalize(text, self.normalization))
 
-    def encode_batch(self, texts: Sequence[str], batch: TextBatch, languages: Sequence[str]) -> EncodedBatch:
-        starts_bytes = batch_sentence_starts(batch, languages)
+    def encode_batch(self, texts: Sequence[str], batch: TextBatch, languages: Sequence[str] | None) -> EncodedBatch:
+        starts_bytes = batch.document_starts[:-1] if languages is None else batch_sentence_starts(batch, languages)
         tokens, sentence_starts = [np.zeros(0, self.token_dtype)], [np.zeros(0, np.int64)]
         position = num_tokens = 0
         for piece in pieces_of(batch.data):
