@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import open_dataset
+from data_prep import open_dataset, train_tokenizer
 from data_prep.base.errors import UserError
 from data_prep.dataset.shard_index import read_index
 from tests.support.data_prep_command import Command
@@ -97,12 +97,38 @@ def test_an_addition_takes_the_choice_of_the_data_set_and_refuses_the_other(
         assert open_dataset(output).manifest.has_sentences == (choice == "split") and not problems_of(output)
 
 
+def test_a_tokenizer_does_not_depend_on_sentences(small_corpus: Path, tmp_path: Path) -> None:
+    inputs = {"inputs": small_corpus, "output": tmp_path / "tokenizer", "num_workers": 1, "vocab_size": 400}
+    first = train_tokenizer(**inputs)
+    again = train_tokenizer(**inputs, overrides=[NONE])
+    assert again.fingerprint == first.fingerprint and "sentences" not in first.info.inputs["documents"]
+
+
+def test_an_estimate_counts_sentences_only_where_they_are_split(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path, command: Command
+) -> None:
+    words = [
+        "shards",
+        "--dry-run",
+        "--tokenizer",
+        small_tokenizer,
+        "--output",
+        tmp_path / "set",
+        "--input",
+        small_corpus,
+    ]
+    for choice in ("split", "none"):
+        assert command(*words, f"documents.sentences={choice}") == 0
+        assert (" sentences, " in command.output) == (choice == "split"), command.output
+
+
 def test_an_unfinished_preparation_with_the_other_choice_is_not_resumed(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     prepared(small_corpus, small_tokenizer, tmp_path / "set", NONE, shards=SHARDS)
-    with pytest.raises(UserError, match="documents.sentences"):
-        prepared(small_corpus, small_tokenizer, tmp_path / "set", shards=SHARDS)
+    for choice in ([], ["documents.sentences=split"]):
+        with pytest.raises(UserError, match="documents.sentences"):
+            prepared(small_corpus, small_tokenizer, tmp_path / "set", *choice, shards=SHARDS)
 
 
 def test_verify_reports_a_manifest_that_hides_sentences(
