@@ -29,7 +29,7 @@ A shard is an uncompressed tar of records. A record is a block of whole document
 
 - `tokens.npy` (num_tokens,) {dtype}: token ids, without [CLS], [SEP], [PAD] and [MASK]
 - `documents.npy` (num_documents,) uint32: start offset of each document in `tokens`
-- `sentences.npy` (num_sentences,) uint32: start offset of each {sentence} in `tokens`
+- `sentences.npy` (num_sentences,) uint32: start offset of each sentence in `tokens`{one_each}
 - `sources.npy` (num_documents,) uint16: number of each document's source, as in the table of sources
 - `document_ids.npy` (num_documents,) uint64: xxh3_64 of each document's normalized text
 
@@ -113,7 +113,7 @@ def data_card(manifest: Manifest, normalization: Mapping[str, Any] | None = None
         "Format": [
             _RECORD.format(
                 dtype=manifest.tokenizer.token_dtype,
-                sentence="sentence" if manifest.has_sentences else "document again: sentences are not split",
+                one_each="" if manifest.has_sentences else "; sentences are not split, so each document is one",
             ).strip()
         ],
         "Check": _check(),

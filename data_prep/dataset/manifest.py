@@ -102,8 +102,6 @@ class Manifest(ManifestPart):
                 _list_of_mappings({"filters": entries}, "filters")
             if kept.get("lists") is not None:
                 FileRecord.model_validate(kept["lists"])
-            if settings.get("documents", {}).get("sentences", "split") not in ("split", "none"):
-                raise ValueError("documents.sentences is neither split nor none")
             fraction = settings.get("shards", {}).get("valid_fraction", 0.5)
             if not isinstance(fraction, (int, float)) or not 0 <= fraction < 1:
                 raise ValueError(f"shards.valid_fraction={str(fraction)[:20]} is no number from 0 to below 1")
