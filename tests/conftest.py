@@ -237,8 +237,19 @@ def shards_without_valid(small_corpus: Path, small_tokenizer: Path) -> Path:
     return _shards(small_corpus, small_tokenizer, "train_only", 0.0)
 
 
-def _shards(corpus: Path, tokenizer_folder: Path, name: str, valid_fraction: float) -> Path:
-    overrides = ["shards.min_shards=4", f"shards.valid_fraction={valid_fraction}", "shards.record_tokens=2000"]
+@pytest.fixture(scope="session")
+def shards_without_sentences(small_corpus: Path, small_tokenizer: Path) -> Path:
+    """The small shard set without sentence boundaries."""
+    return _shards(small_corpus, small_tokenizer, "without_sentences", 0.1, "documents.sentences=none")
+
+
+def _shards(corpus: Path, tokenizer_folder: Path, name: str, valid_fraction: float, *settings: str) -> Path:
+    overrides = [
+        "shards.min_shards=4",
+        f"shards.valid_fraction={valid_fraction}",
+        "shards.record_tokens=2000",
+        *settings,
+    ]
     return fork_server.made_once(name, lambda folder: prepared(corpus, tokenizer_folder, folder, *overrides))
 
 

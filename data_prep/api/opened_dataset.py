@@ -62,7 +62,8 @@ class Dataset:
 
     @property
     def num_sentences(self) -> int:
-        return self.manifest.train.sentences + self.manifest.valid.sentences
+        """0 for a data set prepared with `documents.sentences: none`."""
+        return self.manifest.num_sentences or 0
 
     @property
     def num_tokens(self) -> int:

@@ -171,7 +171,7 @@ def train(request: TokenizerRequest, executor: str | Executor, scheduler: str | 
 def _described(request: TokenizerRequest) -> dict[str, Any]:
     """Return what the tokenizer depends on, apart from its own settings."""
     config, sources = request.config, request.config.sources
-    documents = config.documents.model_dump(mode="json", exclude={"format"})
+    documents = config.documents.model_dump(mode="json", exclude={"format", "sentences"})
     documents["filters"] = described_filters(config.documents.filters)
     documents["formats"] = described_formats((file.url, file.format) for file in request.inputs)
     return {

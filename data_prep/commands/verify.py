@@ -72,9 +72,11 @@ def _print_rebuild(folder: str, manifest: Manifest, problems: Sequence[str]) -> 
 
 def _sound(manifest: Manifest) -> str:
     splits = (manifest.train, manifest.valid)
+    num_sentences = manifest.num_sentences
+    sentences = "sentences not split" if num_sentences is None else f"{num_sentences:,} sentences"
     return printable(
         f"ok: {counted(len(manifest.shards), 'shard')}, {sum(split.documents for split in splits):,} documents, "
-        f"{sum(split.sentences for split in splits):,} sentences, {sum(split.tokens for split in splits):,} tokens, "
+        f"{sentences}, {sum(split.tokens for split in splits):,} tokens, "
         f"version {manifest.version} ({manifest.digest[:16]}), tokenizer {manifest.tokenizer.fingerprint[:16]}"
         + (f"; removed: {_removed(manifest)}" if manifest.removals else "")
     )

@@ -114,6 +114,11 @@ class DocumentSettings(Settings):
     text_field: Annotated[str, Field(min_length=1)] = Field(
         "text", description="field or column that holds the text; text.body is the field body of the object text"
     )
+    sentences: Literal["split", "none"] = Field(
+        "split",
+        description="split finds and stores where sentences begin, which training on sentence pairs needs; none is "
+        "faster, and its shards serve every other training",
+    )
     language: str = Field("en", description="language whose rules split sentences (ISO 639, two or three letters)")
     language_field: str | None = Field(
         None,

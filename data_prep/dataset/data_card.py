@@ -29,7 +29,7 @@ A shard is an uncompressed tar of records. A record is a block of whole document
 
 - `tokens.npy` (num_tokens,) {dtype}: token ids, without [CLS], [SEP], [PAD] and [MASK]
 - `documents.npy` (num_documents,) uint32: start offset of each document in `tokens`
-- `sentences.npy` (num_sentences,) uint32: start offset of each sentence in `tokens`
+- `sentences.npy` (num_sentences,) uint32: start offset of each sentence in `tokens`{one_each}
 - `sources.npy` (num_documents,) uint16: number of each document's source, as in the table of sources
 - `document_ids.npy` (num_documents,) uint64: xxh3_64 of each document's normalized text
 
@@ -110,7 +110,12 @@ def data_card(manifest: Manifest, normalization: Mapping[str, Any] | None = None
         "Removals": _removals(manifest),
         "Tokenizer": _tokenizer(manifest, normalization),
         "Settings": _settings(manifest),
-        "Format": [_RECORD.format(dtype=manifest.tokenizer.token_dtype).strip()],
+        "Format": [
+            _RECORD.format(
+                dtype=manifest.tokenizer.token_dtype,
+                one_each="" if manifest.has_sentences else "; sentences are not split, so each document is one",
+            ).strip()
+        ],
         "Check": _check(),
     }
     parts = [
@@ -178,8 +183,9 @@ def _counts(manifest: Manifest) -> Iterator[str]:
         split = manifest.split(name)
         entropy = "-" if split.unigram_entropy_nats is None else f"{split.unigram_entropy_nats:.4f}"
         size = sum(shard.bytes for shard in split.shards) / 1e6
-        counts = (len(split.shards), split.documents, split.sentences, split.tokens)
-        rows.append((name, *(f"{count:,}" for count in counts), f"{size:,.1f}", entropy))
+        sentences = f"{split.sentences:,}" if manifest.has_sentences else "not split"
+        counts = (f"{len(split.shards):,}", f"{split.documents:,}", sentences, f"{split.tokens:,}")
+        rows.append((name, *counts, f"{size:,.1f}", entropy))
     yield Table("Counts", columns, tuple(rows)).markdown()
 
 

@@ -126,6 +126,16 @@ class Manifest(ManifestPart):
         return [first, *self.config.get(ADDITIONS, [])]
 
     @property
+    def has_sentences(self) -> bool:
+        """Whether the shards hold sentence boundaries; without them each document counts as one sentence."""
+        return all(each.get("documents", {}).get("sentences") != "none" for each in self.preparations)
+
+    @property
+    def num_sentences(self) -> int | None:
+        """Number of sentences of both splits; None without sentence boundaries."""
+        return self.train.sentences + self.valid.sentences if self.has_sentences else None
+
+    @property
     def shards(self) -> tuple[ShardRecord, ...]:
         """All shards, train first."""
         return (*self.train.shards, *self.valid.shards)

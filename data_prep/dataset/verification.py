@@ -249,6 +249,8 @@ def _arithmetic_problems(manifest: Manifest) -> Iterator[str]:
         for reason in sorted(reason for reason in source.dropped if step_of(reason) == UNKNOWN_STEP):
             yield f"the manifest drops documents of source {source.name!r} for an unknown reason: {reason!r}"
     given_out, held = manifest.steps[-1].documents_out, manifest.train.documents + manifest.valid.documents
+    if not manifest.has_sentences and manifest.train.sentences + manifest.valid.sentences != held:
+        yield "documents.sentences=none in the manifest, and its documents have several sentences"
     if given_out != held:
         yield f"the last step of the manifest gives out {given_out} documents, and its splits hold {held}"
     removed = sum(removal.documents for removal in manifest.removals)

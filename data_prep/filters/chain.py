@@ -88,6 +88,8 @@ class SourceReading:
     def identity(self, source: int) -> str:
         """Return the sha256 of what a document depends on besides its file, the format of that, and the tokenizer."""
         without = {"filters", "format", "formats", "on_bad_input"}
+        if self.settings[source].sentences == "split":
+            without.add("sentences")  # so that units of earlier releases are equal
         settings = self.settings[source].model_dump(mode="json", exclude=without)
         values = [settings, self.fingerprints[source], {ending: dict(each) for ending, each in self.formats.items()}]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

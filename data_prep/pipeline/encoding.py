@@ -39,7 +39,9 @@ def encode_documents(
     is_kept = _kept(batch, settings, dropped)
     kept = [documents[number] for number in np.flatnonzero(is_kept).tolist()]
     batch = batch.select(is_kept)
-    languages = [known_language(document.language, settings.language) for document in kept]
+    languages = None
+    if settings.sentences == "split":
+        languages = [known_language(document.language, settings.language) for document in kept]
     encoded = tokenizer.encode_batch([document.text for document in kept], batch, languages)
     if not encoded.has_tokens.all():
         dropped["empty"] += int((~encoded.has_tokens).sum())

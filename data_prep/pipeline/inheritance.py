@@ -32,6 +32,7 @@ from data_prep.filters.registry import MISSING_FILE, described_filters, load_fil
 from data_prep.storage import storage
 
 _INHERITED = (
+    "sentences",
     "id_field",
     "url_field",
     "language_field",

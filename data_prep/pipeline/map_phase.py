@@ -207,4 +207,5 @@ def _warn_of_languages(plan: Plan, languages: Sequence[DocumentLanguages]) -> No
         for what in found.absent_warnings():
             warn_of_source(source, what)
         for what in found.warnings(settings.language_field or ""):
-            warn_of_source(source, f"{what}; their sentences end by the rules of {settings.language}")
+            rules = f"; their sentences end by the rules of {settings.language}" * (settings.sentences == "split")
+            warn_of_source(source, f"{what}{rules}")

@@ -91,6 +91,8 @@ class Plan:
         documents["filters"] = [dict(each) for each in self.filters[None]]
         documents["formats"] = {ending: dict(each) for ending, each in self.formats.items()}
         del documents["format"]
+        if documents["sentences"] == "split":
+            del documents["sentences"]  # so that plans and manifests of earlier releases are equal
         read_otherwise = {file.source for file in self.inputs if file.format is not None}
         for number, source in enumerate(values["sources"]):
             own = [dict(each) for each in self.filters.get(number, self.filters[None])]
@@ -273,6 +275,14 @@ def _check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifes
             "each",
             fix="remove the setting, or make the data set again with it",
             code="budget-in-addition",
+        )
+    theirs = "split" if parent.has_sentences else "none"
+    if config.documents.sentences != theirs:
+        raise UsageError(
+            f"documents.sentences={config.documents.sentences} and the existing data set was prepared with {theirs}",
+            fix="leave documents.sentences out: an addition takes that of the data set; or prepare the whole text "
+            f"again with documents.sentences={config.documents.sentences}",
+            code="other-sentences",
         )
     fraction = parent.config.get("shards", {}).get("valid_fraction", settings.valid_fraction)
     if fraction != settings.valid_fraction:

@@ -246,9 +246,9 @@ def estimate_report(plan: Plan, tokenizer: Tokenizer, found: Estimate, num_worke
         yield f"estimated from {read} at the beginnings of files and of their parts:"
     about = "" if found.is_all else "about "
     for name, figures in found.sources.items():
-        yield f"  {name}: {about}{_described(figures)}"
+        yield f"  {name}: {about}{_described(figures, documents)}"
     if len(found.sources) > 1:
-        yield f"  in all: {about}{_described(found.total)}"
+        yield f"  in all: {about}{_described(found.total, documents)}"
     yield from _own_settings(plan)
     yield from _shares(plan, found.sources)
     yield from _not_counted(plan, found.is_all)
@@ -270,11 +270,12 @@ def estimate_report(plan: Plan, tokenizer: Tokenizer, found: Estimate, num_worke
     yield from _unsplittable(plan)
 
 
-def _described(figures: Figures) -> str:
+def _described(figures: Figures, settings: DocumentSettings) -> str:
     dropped = f" and {figures.dropped:,.0f} dropped ones" if figures.dropped else ""
     copies = f" ({figures.copies:,.0f} copies of others left out)" if figures.copies else ""
+    sentences = f", {figures.sentences:,.0f} sentences" * (settings.sentences == "split")
     return (
-        f"{figures.documents:,.0f} documents{copies}{dropped}, {figures.sentences:,.0f} sentences, "
+        f"{figures.documents:,.0f} documents{copies}{dropped}{sentences}, "
         f"{figures.tokens:,.0f} tokens in {figures.text_bytes / 1e6:,.1f} MB of text"
     )
 

@@ -20,6 +20,7 @@ from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 _SHOWN_SENTENCES = 12
+_LINE_TOKENS = 32
 _DOCUMENT_ID = re.compile("[0-9a-fA-F]{16}")
 
 
@@ -47,11 +48,11 @@ def inspect_report(
     provenance = ShardProvenance(folder, shard.provenance)
     for number in range(num_skipped, min(num_skipped + num_documents, len(documents))):
         location = documents.location(number)
-        yield from _head(location)
+        yield from _head(location, manifest.has_sentences)
         row = provenance.row(location.document_id, location.source.name)
         if row is not None:
             yield from _origin(row)
-        yield from _text(documents.sentences(number), tokenizer, _SHOWN_SENTENCES)
+        yield from _text(documents.sentences(number), tokenizer, _SHOWN_SENTENCES, manifest.has_sentences)
 
 
 def document_report(
@@ -86,8 +87,8 @@ def document_report(
             else:
                 yield f"dropped copy, of source {printable(row.source)}"
                 yield from _origin(row)
-        yield from _head(location)
-        yield from _text(opened.sentences(location.number), tokenizer, None)
+        yield from _head(location, manifest.has_sentences)
+        yield from _text(opened.sentences(location.number), tokenizer, None, manifest.has_sentences)
 
 
 def parse_document_id(text: str) -> int:
@@ -170,18 +171,24 @@ def _origin(row: ProvenanceRow) -> Iterator[str]:
             yield printable(f"{label:<13} {value}")
 
 
-def _head(location: DocumentLocation) -> Iterator[str]:
+def _head(location: DocumentLocation, has_sentences: bool) -> Iterator[str]:
     yield printable(
         f"=== {location.shard.name} record {location.record_key} document {location.number_in_record}: "
-        f"document id {location.document_id:016x}, source {location.source.name}, {location.num_tokens:,} tokens, "
-        f"{location.num_sentences:,} sentences"
+        f"document id {location.document_id:016x}, source {location.source.name}, {location.num_tokens:,} tokens"
+        + (f", {location.num_sentences:,} sentences" * has_sentences)
     )
 
 
-def _text(sentences: Iterable[np.ndarray], tokenizer: Tokenizer, limit: int | None) -> Iterator[str]:
+def _text(
+    sentences: Iterable[np.ndarray], tokenizer: Tokenizer, limit: int | None, has_sentences: bool
+) -> Iterator[str]:
+    """Yield the text of a document, a line for each sentence, or for a number of tokens where none are known."""
     sentences = list(sentences)
+    if not has_sentences:
+        tokens = np.concatenate(sentences)
+        sentences = [tokens[first : first + _LINE_TOKENS] for first in range(0, len(tokens), _LINE_TOKENS)]
     for tokens in sentences[:limit]:
         yield f"  | {printable(tokenizer.decode(tokens).removeprefix(' '))}"
     if limit is not None and len(sentences) > limit:
-        yield f"  ... {len(sentences) - limit:,} more sentences"
+        yield f"  ... {len(sentences) - limit:,} more {'sentences' if has_sentences else 'lines'}"
     yield ""

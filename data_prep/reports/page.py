@@ -137,7 +137,7 @@ def _counts(manifest: Manifest) -> Iterator[str]:
     counts = {
         "tokens": sum(split.tokens for split in splits),
         "documents": sum(split.documents for split in splits),
-        "sentences": sum(split.sentences for split in splits),
+        **({"sentences": manifest.num_sentences} if manifest.num_sentences is not None else {}),
         "documents dropped": sum(manifest.dropped.values()),
         "sources": len(manifest.sources),
         "shards": len(manifest.shards),

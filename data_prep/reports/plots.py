@@ -37,7 +37,7 @@ def draw_plots(statistics: Statistics) -> dict[str, bytes]:
     plots: dict[str, tuple[str, Callable[[Axes, Statistics], None], bool]] = {
         "tokens-by-source": ("Tokens by source", _tokens_by_source, has_several_sources),
         "document-lengths": ("Documents by length", _document_lengths, True),
-        "sentence-lengths": ("Sentences by length", _sentence_lengths, True),
+        "sentence-lengths": ("Sentences by length", _sentence_lengths, manifest.has_sentences),
         "frequent-tokens": ("Most frequent tokens", _frequent_tokens, True),
         "token-frequencies": ("Token frequency by rank", _token_frequencies, True),
         "drop-reasons": ("Dropped documents by reason", _drop_reasons, bool(manifest.dropped)),

@@ -25,7 +25,7 @@ def split_table(manifest: Manifest) -> Table:
                 name,
                 f"{len(split.shards):,}",
                 f"{split.documents:,}",
-                f"{split.sentences:,}",
+                f"{split.sentences:,}" if manifest.has_sentences else "-",
                 f"{split.tokens:,}",
                 f"{sum(shard.bytes for shard in split.shards) / 1e6:,.1f}",
                 "-" if entropy is None else f"{entropy:.4f}",
@@ -50,7 +50,8 @@ def source_table(manifest: Manifest) -> Table:
             Column("license", False),
         ),
         tuple(
-            (source.name, source.language or "-", *_costs(source), source.license or "-") for source in manifest.sources
+            (source.name, source.language or "-", *_costs(manifest, source), source.license or "-")
+            for source in manifest.sources
         ),
         "tokens/word (fertility) counts words between spaces, which says little about Chinese or Japanese; "
         "bytes/token compares any languages",
@@ -65,7 +66,7 @@ def language_table(manifest: Manifest) -> Table | None:
     rows = []
     for language in languages:
         own = [source for source in manifest.sources if (source.language or "-") == language]
-        rows.append((language, f"{len(own):,}", *_costs(*own)))
+        rows.append((language, f"{len(own):,}", *_costs(manifest, *own)))
     return Table(
         "Languages",
         (
@@ -101,7 +102,9 @@ def step_table(manifest: Manifest) -> Table:
 
 def length_table(statistics: Statistics) -> Table:
     """Return percentiles of lengths in tokens."""
-    named = (("document", statistics.document_lengths), ("sentence", statistics.sentence_lengths))
+    named = [("document", statistics.document_lengths)]
+    if statistics.manifest.has_sentences:
+        named.append(("sentence", statistics.sentence_lengths))
     return Table(
         "Lengths in tokens",
         (Column("unit", False), *map(Column, (*_PERCENTILES.values(), "mean"))),
@@ -144,13 +147,15 @@ def tables(statistics: Statistics) -> Iterator[Table]:
     yield token_table(statistics)
 
 
-def _costs(*sources: SourceRecord) -> Iterable[str]:
+def _costs(manifest: Manifest, *sources: SourceRecord) -> Iterable[str]:
     """Yield the sums over the sources: counts, tokens per word, bytes per token, and dropped documents."""
     documents, sentences, tokens, words, text_bytes = (
         sum(getattr(source, field) for source in sources)
         for field in ("documents", "sentences", "tokens", "words", "text_bytes")
     )
-    yield from (f"{number:,}" for number in (documents, sentences, tokens, words))
+    yield f"{documents:,}"
+    yield f"{sentences:,}" if manifest.has_sentences else "-"
+    yield from (f"{number:,}" for number in (tokens, words))
     yield f"{tokens / words:.3f}" if words else "-"
     yield f"{text_bytes / tokens:.2f}" if tokens else "-"
     yield f"{sum(sum(source.dropped.values()) for source in sources):,}"

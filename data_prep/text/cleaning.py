@@ -173,7 +173,7 @@ def clean(text: str, normalization: Normalization) -> bytes:
     if not text.isascii() and not _is_plain(data, normalization):
         data = _clean_thoroughly(data.decode("utf-8", "surrogatepass"), normalization).encode()
     elif normalization.lowercase:
-        data = data.lower()
+        data = data.lower()  # of ASCII alone
     if b"\r" in data:
         data = data.translate(None, _REMOVED_ASCII).replace(b"\r\n", b"\n")
     return data.translate(_PLAIN_WHITE_SPACE, _REMOVED_ASCII)
@@ -213,11 +213,9 @@ def character_class(ranges: Ranges) -> str:
 
 def _is_plain(data: bytes, normalization: Normalization) -> bool:
     """Whether normalization leaves all non-ASCII characters unchanged; true and fast for most texts."""
-    if normalization.lowercase or normalization.strip_accents:
-        return False
     others = data.translate(None, _ASCII).decode("utf-8", "surrogatepass")
     codes = np.frombuffer(others.encode("utf-32-le", "surrogatepass"), np.uint32)
-    kinds = _kinds(normalization.form, normalization.version)
+    kinds = _kinds(normalization)
     found = kinds.take(codes).tobytes()
     if _UNSEEN in found:
         for code in np.unique(codes[kinds.take(codes) == _UNSEEN]).tolist():
@@ -227,24 +225,34 @@ def _is_plain(data: bytes, normalization: Normalization) -> bool:
 
 
 @cache
-def _kinds(form: Literal["NFC", "NFKC", "none"], version: Literal[1, 2]) -> np.ndarray:
+def _kinds(normalization: Normalization) -> np.ndarray:
     """The cached result of `_stays` for each character, (number of code points,) uint8 of the kinds below."""
     return np.zeros(sys.maxunicode + 1, np.uint8)
 
 
 def _stays(character: str, normalization: Normalization) -> bool:
-    """Return whether the character is kept, is not white space, and is unchanged in the form next to any other such
-    character.
-    """
-    rules, form = normalization.rules, normalization.form
-    if any(
-        pattern.match(character) for pattern in (rules.removed_pattern, rules.rare_white_space_pattern, _SURROGATES)
-    ):
+    """Return whether the character is kept, is not white space, and is unchanged next to any other such character."""
+    form, is_mark = normalization.form, unicodedata.category(character)[0] == "M"
+    if character in _altered_characters(normalization.version):
+        return False
+    # Rows of marks are counted before text is lowered.
+    if normalization.lowercase and (is_mark or character.translate(_LATE_CAPITALS).lower() != character):
+        return False
+    if normalization.strip_accents and not unicodedata.is_normalized("NFD", character):
         return False
     # Marks, and the vowels and final consonants of Hangul, may join with the preceding character.
-    joins = unicodedata.category(character)[0] == "M" or "\u1100" <= character <= "\u11ff"
+    joins = is_mark or "\u1100" <= character <= "\u11ff"
     return form == "none" or not (
-        joins or character in _INERT_CHARACTERS or unicodedata.normalize(form, character) != character
+        joins or character in _INERT_CHARACTERS or not unicodedata.is_normalized(form, character)
+    )
+
+
+@cache
+def _altered_characters(version: Literal[1, 2]) -> frozenset[str]:
+    """Those that are removed or replaced whatever the Unicode form."""
+    rules = RULES[version]
+    return _characters(
+        (*rules.removed, *((first, last) for first, last in rules.white_space if first >= 0x80), _HALVES)
     )
 
 
@@ -293,7 +301,8 @@ _REMOVED_ASCII = bytes(byte for byte in range(128) if RULES[1].removed_pattern.m
 _PLAIN_WHITE_SPACE = bytes.maketrans(b"\r\x0b\x0c\t\x1c\x1d\x1e\x1f", b"\n\n\n     ")
 _EVER_REMOVED = _pattern(tuple(pair for rules in RULES.values() for pair in rules.removed))
 _LINE_BREAKS = {"\x85": "\n", "\u2028": "\n", "\u2029": "\n\n"}
-_SURROGATES = re.compile("[\ud800-\udfff]")
+_HALVES = (0xD800, 0xDFFF)
+_SURROGATES = _pattern((_HALVES,))
 _ACCENTS = re.compile(character_class(ACCENTS))
 _INERT_CHARACTER = re.compile(f"({character_class(_INERT)})")
 _INERT_CHARACTERS = _characters(_INERT)

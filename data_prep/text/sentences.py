@@ -21,8 +21,7 @@ _LONGEST_WINDOW_CHARACTERS = 65_536
 
 # sentencex takes the digit after a full stop for a decimal's, also where the stop is none of these; full-width digits,
 # which it does not, stand in for them.
-_DIGIT_OF_A_SENTENCE = re.compile("([\u3002\uff01\uff1f\uff61])[0-9]")
-_FULL_WIDTH_STOPS = ("\u3002", "\uff01", "\uff1f", "\uff61")
+_DIGIT_OF_A_SENTENCE = re.compile("[0-9](?<=[\u3002\uff01\uff1f\uff61].)")
 
 _WHITE_SPACE_WITH_A_BREAK = re.compile("(?<!\\s)\\s*[\n\r\x0b\x0c\x85\u2028\u2029]\\s*")
 _WHITE_SPACE_CHARACTER = re.compile(r"\s")
@@ -144,14 +143,12 @@ def _split_in_windows(paragraph: str, code: str) -> list[str]:
 def _split(text: str, code: str) -> list[str]:
     """Return the sentences of the text, each with the white space after it; none is only white space."""
     sentences: list[str]
-    if not text.isascii() and any(stop in text for stop in _FULL_WIDTH_STOPS):
-        replaced = _DIGIT_OF_A_SENTENCE.sub("\\1\uff10", text)
-        sentences = sentencex.segment(code, replaced)
-        if replaced != text:
-            stops = list(itertools.accumulate(map(len, sentences)))
-            sentences = [text[start:stop] for start, stop in itertools.pairwise([0, *stops])]
-    else:
+    if text.isascii() or not _DIGIT_OF_A_SENTENCE.search(text):
         sentences = sentencex.segment(code, text)
+    else:
+        replaced = sentencex.segment(code, _DIGIT_OF_A_SENTENCE.sub("\uff10", text))
+        stops = itertools.accumulate(map(len, replaced))
+        sentences = [text[start:stop] for start, stop in itertools.pairwise([0, *stops])]
     if len(sentences) == 1 or not any(map(str.isspace, sentences)):
         return sentences
     joined: list[str] = []

@@ -161,7 +161,7 @@ class ForeignTokenizer(Tokenizer):
             for own_ids, own_stops, count in zip(ids, stops, cut_words, strict=True)
         ]
 
-    def encode_batch(self, texts: Sequence[str], batch: TextBatch, languages: Sequence[str]) -> EncodedBatch:
+    def encode_batch(self, texts: Sequence[str], batch: TextBatch, languages: Sequence[str] | None) -> EncodedBatch:
         """Do what every tokenizer does, with the texts as they were written: the batch is not read."""
         texts = [replace_surrogates(text) for text in texts]
         encoded = self.encode_texts(texts)
@@ -171,7 +171,8 @@ class ForeignTokenizer(Tokenizer):
         sentence_lengths = [np.zeros(0, np.int64)]
         for number in np.flatnonzero(has_tokens).tolist():
             ids, stops, _ = encoded[number]
-            indices = np.searchsorted(stops, raw_sentence_starts(texts[number], languages[number]), "right")
+            sentences = [] if languages is None else raw_sentence_starts(texts[number], languages[number])
+            indices = np.searchsorted(stops, sentences, "right")
             starts = np.unique(np.append(indices[indices < len(ids)], 0))
             tokens.append(ids)
             lengths.append(len(ids))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,6 @@ class SentencePieceTokenizer(Tokenizer):
         id_bytes = [_UNKNOWN if piece.kind == "unknown" else _bytes_of(piece) for piece in vocabulary]
         super().__init__(folder, info, url, info.settings.normalization, vocabulary, id_bytes)
         self._processor = processor
-        self._cache = WordCache(self._encode_directly, self.token_dtype, self._merged_pieces())
 
     @classmethod
     def open(cls, url: str) -> SentencePieceTokenizer:
@@ -82,8 +82,8 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_text(self, text: str) -> np.ndarray:
         return self.encode(normalize(text, self.normalization))
 
-    def encode_batch(self, texts: Sequence[str], batch: TextBatch, languages: Sequence[str]) -> EncodedBatch:
-        starts_bytes = batch_sentence_starts(batch, languages)
+    def encode_batch(self, texts: Sequence[str], batch: TextBatch, languages: Sequence[str] | None) -> EncodedBatch:
+        starts_bytes = batch.document_starts[:-1] if languages is None else batch_sentence_starts(batch, languages)
         tokens, sentence_starts = [np.zeros(0, self.token_dtype)], [np.zeros(0, np.int64)]
         position = num_tokens = 0
         for piece in pieces_of(batch.data):
@@ -161,6 +161,11 @@ class SentencePieceTokenizer(Tokenizer):
                 first = int(np.searchsorted(word_of_token, word))
                 lengths[first : first + len(spans)] = [span.stop_bytes - span.start_bytes for span in spans]
         return lengths
+
+    @cached_property
+    def _cache(self) -> WordCache:
+        """Made by the first text: many tokenizers encode none."""
+        return WordCache(self._encode_directly, self.token_dtype, self._merged_pieces())
 
     def _merged_pieces(self) -> list[str] | None:
         """The text of all pieces that text can become, for `WordCuts`; None without byte fallback."""

@@ -135,13 +135,13 @@ class Tokenizer(ABC):
         """Return the ids that shards hold for a text as a user writes it, (num_tokens,) token_dtype."""
 
     @abstractmethod
-    def encode_batch(self, texts: Sequence[str], batch: TextBatch, languages: Sequence[str]) -> EncodedBatch:
+    def encode_batch(self, texts: Sequence[str], batch: TextBatch, languages: Sequence[str] | None) -> EncodedBatch:
         """Encode texts and find their sentences; a sentence begins at the token with its first byte.
 
         Args:
             texts: D texts as a user writes them.
             batch: the same texts, normalized by `normalization`; none is empty.
-            languages: of each text, by whose rules its sentences end.
+            languages: of each text, by whose rules its sentences end; None to take each text as one sentence.
         """
 
     @abstractmethod

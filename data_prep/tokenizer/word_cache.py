@@ -64,15 +64,12 @@ class WordCache:
         self._ids_per_slot = 8 // self._dtype.itemsize
         self._cuts = WordCuts(pieces)
         self._shift = np.uint64(64 - (num_slots.bit_length() - 1))
-        self._num_slots = num_slots
-        self._slots = np.zeros((0, _SLOT_WORDS), np.uint64)  # made by the first text: many tokenizers encode none
+        self._slots = np.zeros((num_slots, _SLOT_WORDS), np.uint64)
         self._others: dict[bytes, bytes] = {}
         self._max_others = max_others
 
     def encode(self, data: bytes) -> np.ndarray:
         """Return the ids of normalized text in UTF-8, (num_tokens,) of the dtype."""
-        if not len(self._slots):
-            self._slots = np.zeros((self._num_slots, _SLOT_WORDS), np.uint64)
         found = [self._encode_piece(piece) for piece in pieces_of(data)]
         return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, self._dtype), *found])
 

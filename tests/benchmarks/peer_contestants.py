@@ -131,7 +131,7 @@ def _encoded(
     return {**seconds, "documents": len(texts), "tokens": tokens, "ids_sha256": digests}
 
 
-def run_preparation(files: list[str], tokenizer: str, output: str) -> dict[str, Any]:
+def run_preparation(files: list[str], tokenizer: str, output: str, *settings: str) -> dict[str, Any]:
     """Our commands `shards` and `verify` with one worker."""
     from data_prep.__main__ import main as data_prep
 
@@ -139,7 +139,7 @@ def run_preparation(files: list[str], tokenizer: str, output: str) -> dict[str, 
         sys.argv = ["data_prep", *words, "--workers", "1"]
         data_prep()
 
-    run("shards", "--tokenizer", tokenizer, "--output", output, "--input", *files)
+    run("shards", *settings, "--tokenizer", tokenizer, "--output", output, "--input", *files)
     started_at = cpu_seconds()
     run("verify", output)
     verify_cpu_seconds = cpu_seconds() - started_at
@@ -148,6 +148,11 @@ def run_preparation(files: list[str], tokenizer: str, output: str) -> dict[str, 
     counts = {key: sum(split[key] for split in splits) for key in ("documents", "tokens")}
     dropped = sum(sum(source["dropped"].values()) for source in manifest["sources"])
     return {**counts, "dropped": dropped, "verify_cpu_seconds": verify_cpu_seconds}
+
+
+def run_preparation_without_sentences(files: list[str], tokenizer: str, output: str) -> dict[str, Any]:
+    """The same without sentence boundaries, which no peer finds."""
+    return run_preparation(files, tokenizer, output, "documents.sentences=none")
 
 
 def run_datatrove(files: list[str], tokenizer: str, output: str) -> dict[str, Any]:
@@ -235,6 +240,7 @@ ENCODERS = {
 RUNS = {
     **ENCODERS,
     "preparation": run_preparation,
+    "preparation_without_sentences": run_preparation_without_sentences,
     "datatrove": run_datatrove,
     "datasets": run_datasets,
     "datasets_gigatoken": run_datasets_gigatoken,

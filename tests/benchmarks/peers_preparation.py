@@ -7,6 +7,7 @@ Contestants, each a process of its own bound to one core, in turns:
 
 - ours: `python -m data_prep shards`, whole, and `verify` of what it wrote: from jsonl.gz to verified shards, with exact
   deduplication, sentence boundaries, global shuffle and checksums;
+- ours_without_sentences: the same with `documents.sentences=none`;
 - sentencepiece, sentencepiece_paragraphs: `encode` alone, over documents and over their paragraphs, which are read and
   normalized beforehand, ids as arrays; the faster of both counts;
 - tokenizers, gigatoken: `encode_batch_fast` and `encode_batch` alone, over documents that are read and normalized
@@ -49,7 +50,7 @@ from peer_contestants import write_peer_tokenizer
 from reports import Row
 
 CONTESTANTS = (
-    *("ours", "sentencepiece", "sentencepiece_paragraphs", "tokenizers", "gigatoken"),
+    *("ours", "ours_without_sentences", "sentencepiece", "sentencepiece_paragraphs", "tokenizers", "gigatoken"),
     *("datatrove", "datasets", "datasets_gigatoken"),
 )
 ENCODERS_ALONE = {
@@ -63,11 +64,13 @@ PIPELINES = {
     "datatrove": ("datatrove",),
     "datasets.map + tokenizers": ("datasets",),
     "datasets.map in arrow format + gigatoken": ("datasets_gigatoken",),
+    "this project without sentence boundaries": ("ours_without_sentences",),
 }
 """What reads files and writes files, as ours does."""
+_OURS = {"ours": "preparation", "ours_without_sentences": "preparation_without_sentences"}
 _IDS_COMPARED = {"tokenizers": "tokenizers", "gigatoken": "gigatoken", "datasets_gigatoken": "gigatoken"}
 """By contestant: whose ids prove that its own are SentencePiece's."""
-_FORMS = {"ours": "ours", "sentencepiece_paragraphs": "paragraphs"}
+_FORMS = {"ours": "ours", "ours_without_sentences": "ours", "sentencepiece_paragraphs": "paragraphs"}
 PACKAGES = ("numpy", "sentencepiece", "datatrove", "datasets", "tokenizers", "gigatoken")
 _TRAINING_PART = 3  # of so many documents one trains the tokenizer and is not measured
 _CONTESTANTS_SCRIPT, _STAGES_SCRIPT = (
@@ -93,6 +96,8 @@ def rows(details: dict[str, Any]) -> list[Row]:
     corpora = details["corpora"]
     found = rows_over_corpora("text to verified shards, one core", corpora, ENCODERS_ALONE | PIPELINES)
     for peer, (form,) in PIPELINES.items():
+        if not all(form in each["runs"] for each in corpora.values()):
+            continue  # which earlier measurements did not include
         ours, theirs = (
             {corpus: median(each["runs"][name], "peak_mb") for corpus, each in corpora.items()}
             for name in ("ours", form)
@@ -173,8 +178,8 @@ def run_contestant(name: str, python: str, files: list[str], folder: Path, first
     shutil.rmtree(output, ignore_errors=True)
     tokenizer = folder / ("peer.json" if name in ("tokenizers", "datatrove", "datasets") else "tokenizer")
     command = [python, str(_CONTESTANTS_SCRIPT), name, str(tokenizer), str(output), *files]
-    if name == "ours" and first is not None:
-        command[0], command[2] = sys.executable, "preparation"
+    if name in _OURS and first is not None:
+        command[0], command[2] = sys.executable, _OURS[name]
     if first is not None:
         shutil.rmtree(f"{output}-first", ignore_errors=True)
         command += ["--first", first]

@@ -29,6 +29,7 @@ SMALL = (
     *("model.hidden_dropout_prob=0.1", "model.vocab_size=800", "training.precision=fp32", "schedule.warmup_ratio=0.1"),
     *(f"training.stages={json.dumps(STAGES)}", "optimizer.weight_decay=0.1"),
 )
+PLAIN = [setting for setting in SMALL if "stages" not in setting]
 
 MINIMAL = """
 import json, sys
@@ -77,6 +78,23 @@ def test_it_takes_a_preset_and_settings_and_prints_each_step(
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(" | ")[0] for line in lines] == ["step 1/2", "step 2/2"] and "loss 4." in lines[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_masked_tokens_train_to_the_bit_alike_with_and_without_sentence_boundaries(
+    small_shards: Path, shards_without_sentences: Path, tmp_path: Path
+) -> None:
+    settings = [*PLAIN, "training.max_steps=3", "data.sentence_pairs=none"]
+    losses = [
+        list(minimal.train(preset_config(*settings, shards=shards, output_dir=tmp_path)))
+        for shards in (small_shards, shards_without_sentences)
+    ]
+    assert len(losses[0]) == 3 and losses[0] == losses[1]
+
+
+def test_sentence_pairs_of_a_set_without_sentences_are_refused(shards_without_sentences: Path, tmp_path: Path) -> None:
+    config = preset_config(*PLAIN, shards=shards_without_sentences, output_dir=tmp_path)
+    with pytest.raises(UsageError, check=coded("no-sentences")):
+        next(minimal.train(config))
 
 
 @pytest.mark.parametrize("override", ["optimizer.name=muon", "init_from=somewhere model.output_bias=zeros"])

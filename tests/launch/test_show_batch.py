@@ -40,6 +40,15 @@ def test_rows_are_printed_as_json_lines(
     assert all(len(row["input_ids"]) == 64 and row["labels"] and row["pairs"] for row in rows)
 
 
+def test_rows_without_sentences_are_printed_and_pairs_of_them_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shards_without_sentences: Path
+) -> None:
+    assert run(monkeypatch, f"data.shards={shards_without_sentences}", "data.sentence_pairs=none", "--rows", 2) == 0
+    assert capsys.readouterr().out.count("\nrow ") == 2
+    assert run(monkeypatch, f"data.shards={shards_without_sentences}", "--rows", 2) != 0
+    assert "[no-sentences]" in capsys.readouterr().err
+
+
 def test_help_names_every_field_of_the_json_rows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small_shards: Path
 ) -> None:

@@ -20,7 +20,7 @@ from trainer.data.components import shards_of
 from trainer.data.packing import Segments, document_starts
 from trainer.data.randomness import Purpose
 from trainer.data.sample_range import SampleRange
-from trainer.data.samples import SampleSpace, row_settings
+from trainer.data.samples import SampleSpace, check_sentences, row_settings
 from trainer.data.shard_set import WINDOW_SHARDS, Shard, ShardSet, Split, has_valid_split
 
 
@@ -102,8 +102,10 @@ def evaluation_batches(
         split: "train" for rows of a train shard of each data set instead, whose values do not matter.
 
     Raises:
-        UserError: the split is empty (of a mixture: of every component).
+        UserError: the split is empty (of a mixture: of every component), or a data set lacks sentence boundaries for
+            pairs.
     """
+    check_sentences(shard_sets, row_settings(data, stage).pair_task)
     sets_of_split = [shard_set for shard_set in shard_sets if shard_set.shards(split)] or list(shard_sets[:1])
     parts = [shards_of(shard_set, split) for shard_set in sets_of_split]
     if split == "train":

@@ -13,10 +13,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
+from trainer.config.objective_settings import PairTask
 from trainer.config.stages import Stage
 from trainer.data.components import check_budgets, components_of
 from trainer.data.order import MIXTURE_SLOTS, ComponentEpoch, Mixture, merge_segments, num_shard_rows
@@ -180,6 +181,23 @@ class SampleSpace:
         return is_first_epoch and counts is not None and not counts.pairs
 
 
+def check_sentences(shard_sets: Sequence[ShardSet], pair_task: PairTask | None) -> None:
+    """Check that all data sets have the sentence boundaries that pairs are made of.
+
+    Raises:
+        UsageError: names the first data set without them.
+    """
+    for shard_set in shard_sets if pair_task is not None else ():
+        if not shard_set.manifest.has_sentences:
+            raise UsageError(
+                f"data.sentence_pairs={pair_task} needs sentence boundaries, and the data set "
+                f"{storage.redact(shard_set.url)} was prepared without them (documents.sentences=none)",
+                fix="train without sentence pairs (data.sentence_pairs=none, and no sentence_pairs in objectives), or "
+                "prepare the text again with documents.sentences=split",
+                code="no-sentences",
+            )
+
+
 def row_settings(data: DataSettings, stage: StageShape) -> RowSettings:
     """Return the form of a row in the stage."""
     task = None if data.sentence_pairs == "none" else data.sentence_pairs
@@ -196,10 +214,11 @@ def training_samples(
         pair_counts: counts of sentence pairs that are known; others are counted here.
 
     Raises:
-        UserError: a data set contains no training document.
+        UserError: a data set contains no training document, or lacks sentence boundaries for pairs.
     """
-    settings = row_settings(stage.data, stage)
-    components = components_of(stage.data, stage.select(shard_sets), settings)
+    settings, own = row_settings(stage.data, stage), stage.select(shard_sets)
+    check_sentences(own, settings.pair_task)
+    components = components_of(stage.data, own, settings)
     shards, weights = [each.shards for each in components], [each.weight for each in components]
     return SampleSpace(shards, weights, settings, seed, Purpose.TRAINING, pair_counts)
 
@@ -229,10 +248,12 @@ def check_enough_data(shard_sets: Sequence[ShardSet], stages: Sequence[Stage], s
         shard_sets: all data sets of the run (`RunConfig.data_sets`).
 
     Raises:
-        UserError: a stage has too few rows, a data set is empty, or a source is used beyond its budget.
+        UserError: a stage has too few rows, a data set is empty or lacks sentence boundaries for pairs, or a source is
+            used beyond its budget.
     """
     for stage in stages:
         own = stage.select(shard_sets)
+        check_sentences(own, row_settings(stage.data, stage).pair_task)
         if sum(shard_set.manifest.train.tokens for shard_set in own) < _PLAINLY_ENOUGH * stage.global_batch_tokens:
             check_enough_rows(training_samples(shard_sets, stage, seed).num_samples(0), stage)
     if any(shard_set.manifest.has_source_budgets for shard_set in shard_sets):

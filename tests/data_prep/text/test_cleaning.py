@@ -184,10 +184,11 @@ def test_characters_that_stay_compose_with_no_others(form: Literal["NFC", "NFKC"
     assert 16 * sum(cleaning._stays(each, normalization) for each in every[::16]) > 90_000
 
 
-@pytest.mark.parametrize("form", ["NFC", "NFKC", "none"])
+@pytest.mark.parametrize("normalization", ALL, ids=str)
 @given(text=TRICKY)
-def test_the_short_way_gives_what_the_thorough_one_gives(form: Literal["NFC", "NFKC", "none"], text: str) -> None:
-    normalization = Normalization(form=form)
+@example(text="\u4f60\u597d ABC\u2019s \u201cI\u201d \u03c2 \u2460 \u00df")
+@example(text="\u4f60 \u03a3\u03a3 \u0130I")
+def test_the_short_way_gives_what_the_thorough_one_gives(normalization: Normalization, text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cleaning, "_is_plain", lambda data, normalization: False)
         expected = clean(text, normalization)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,11 @@ from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.config.training_settings import StageSettings, TrainingSettings
+from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.packing import RowSettings
 from trainer.data.randomness import Purpose
 from trainer.data.samples import SampleSpace, check_enough_data, training_samples
+from trainer.data.shard_set import open_shard_set
 
 IndexMaker = Callable[..., ShardIndex]
 
@@ -87,6 +90,22 @@ def test_data_for_less_than_a_global_batch_is_refused_before_anything_is_built(c
     check_enough_data([corpus.shard_set], stages_of(data, 1, rows), 0)
     with pytest.raises(UserError, check=coded("less-than-one-batch"), match=f" {rows} .*{rows + 1} .*={rows * 32} "):
         check_enough_data([corpus.shard_set], stages_of(data, 1, rows + 1), 0)
+
+
+@pytest.mark.parametrize("task", ["next_sentence", "sentence_order"])
+def test_pairs_need_sentences_in_every_data_set_of_a_mixture(
+    task: str, small_shards: Path, shards_without_sentences: Path
+) -> None:
+    sets = [open_shard_set(str(url)) for url in (small_shards, shards_without_sentences)]
+    shards = [{"url": shard_set.url} for shard_set in sets]
+    check_enough_data(sets, stages_of(DataSettings(shards=shards), 1), 0)
+    stages = stages_of(DataSettings(shards=shards, sentence_pairs=task), 1)
+    with pytest.raises(UserError, match=shards_without_sentences.name, check=coded("no-sentences")):
+        check_enough_data(sets, stages, 0)
+    with pytest.raises(UserError, match=shards_without_sentences.name, check=coded("no-sentences")):
+        training_samples(sets, stages[0], 0)
+    with pytest.raises(UserError, match=shards_without_sentences.name, check=coded("no-sentences")):
+        next(evaluation_batches(sets, stages[0].data, stages[0], 0, 0, 1, None))
 
 
 def test_a_large_data_set_is_not_planned_for_it(corpus, monkeypatch: pytest.MonkeyPatch) -> None:

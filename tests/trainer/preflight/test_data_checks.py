@@ -20,6 +20,12 @@ def test_shards_of_another_tokenizer_or_of_more_ids_fail(small_shards, tmp_path)
     assert "set model.vocab_size=800" in text
 
 
+def test_sentence_pairs_of_shards_without_sentences_fail(shards_without_sentences, tmp_path):
+    (text,) = failures(shards_without_sentences, tmp_path)  # the preset has pairs
+    assert "documents.sentences=none" in text and "data.sentence_pairs=none" in text
+    assert failures(shards_without_sentences, tmp_path, "data.sentence_pairs=none") == []
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [("train-000000", "flipped"), ("train-000000", "short"), ("train-000000", "gone"), ("valid-000000", "flipped")],
