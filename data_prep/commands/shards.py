@@ -51,7 +51,16 @@ def add_shard_making(command: argparse.ArgumentParser) -> None:
     """Add what `shards` and `merge` have in common."""
     add_preparation(
         command,
-        ("sources", "documents", "deduplication", "shards", "storage_options", "keep_dropped", "num_workers"),
+        (
+            "sources",
+            "documents",
+            "deduplication",
+            "shards",
+            "storage_options",
+            "keep_dropped",
+            "text_output",
+            "num_workers",
+        ),
         "folder or URL of the data set to write",
     )
     what = command.add_argument_group("what to make")
@@ -77,6 +86,11 @@ def add_shard_making(command: argparse.ArgumentParser) -> None:
         "--keep-dropped",
         metavar="DIR",
         help="write the documents that filters and length limits drop here, with the reasons",
+    )
+    what.add_argument(
+        "--text-output",
+        metavar="DIR",
+        help="write the filtered, cleaned, deduplicated documents here too, as compressed JSON lines",
     )
     most = DocumentSettings().worker_memory_bytes
     add_executor(

@@ -116,7 +116,7 @@ class FilterChain:
         self._settings, self._steps = settings, steps
 
     def apply(
-        self, reader: DocumentReader, on_drop: Callable[[Document, str], None] = lambda document, reason: None
+        self, reader: DocumentReader, on_drop: Callable[[Document, str], None] | None = None
     ) -> Iterator[Document]:
         """Yield the documents that all filters keep; count the others in `reader.filtered`.
 
@@ -130,8 +130,9 @@ class FilterChain:
             UserError: a filter fails, or returns something else than it may.
         """
         unit, settings = reader.unit, self._settings
+        take = on_drop or (lambda document, reason: None)
         if not unit.name or not is_named_by_file(unit, settings):
-            yield from self._kept(reader, on_drop)
+            yield from self._kept(reader, take)
             return
         is_alone = is_one_document(file_format(unit.url, unit.format)[0], settings)
 
@@ -140,7 +141,7 @@ class FilterChain:
                 return document
             return replace(document, id=unit.name if is_alone else numbered(unit.name, cast(int, reader.number)))
 
-        for document in self._kept(reader, lambda document, reason: on_drop(identified(document), reason)):
+        for document in self._kept(reader, lambda document, reason: take(identified(document), reason)):
             yield identified(document)
 
     def _kept(self, reader: DocumentReader, on_drop: Callable[[Document, str], None]) -> Iterator[Document]:

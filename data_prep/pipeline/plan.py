@@ -77,6 +77,12 @@ class Plan:
         """How the sources are read."""
         return SourceReading.of(self.config, self.filters, self.formats)
 
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """What is kept of documents besides shards: "dropped" and "text", see `document_folders`."""
+        folders = {"dropped": self.config.keep_dropped, "text": self.config.text_output}
+        return tuple(name for name, folder in folders.items() if folder is not None)
+
     def work_folder(self, output: str) -> str:
         return storage.join(output, PREPARATION_WORK)
 

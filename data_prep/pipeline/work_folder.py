@@ -66,8 +66,8 @@ def begin_work(plan: Plan, output: str, is_alone: bool = False) -> int:
 
     Work that stopped at bad input resumes if bad input is skipped now: its finished units had none. It resumes with
     other budgets too, which only the manifest holds. Where `is_alone`, so that no other process works on ranges, it
-    resumes with other filters or fields of a source too, whose units are then read again. Returns the number of the
-    first shard to write, of either split.
+    resumes with other filters or fields of a source too, whose units are then read again, as all units are for texts
+    or dropped documents that were not kept. Returns the number of the first shard to write, of either split.
 
     Raises:
         UserError: `output` holds other unfinished work; the message lists the differences.
@@ -78,6 +78,7 @@ def begin_work(plan: Plan, output: str, is_alone: bool = False) -> int:
         "parent": None if plan.parent is None else plan.parent.digest,
         "units": dict(Counter(storage.redact(part.url) for part in plan.parts)),
         "has_provenance": plan.has_provenance,
+        "keeps": list(plan.keeps),
         "stamps": {storage.redact(file.url): file.stamp for file in plan.inputs},
     }
     if plan.parent is not None:
@@ -87,13 +88,18 @@ def begin_work(plan: Plan, output: str, is_alone: bool = False) -> int:
         theirs = _with_budgets_of(mine, _with_policy_of(mine, begun))
         theirs, changed = _with_readings_of(mine, theirs) if is_alone else (theirs, set[int]())
         found = differences(theirs, mine)
+        kept = begun.get("keeps", [])
+        if is_alone and set(plan.keeps).difference(kept):
+            changed = set(range(len(plan.config.sources)))
+        elif not is_alone and kept != mine["keeps"]:
+            found.append(f"its inputs were read {_options(kept)}, and now {_options(plan.keeps)}")
         if plan.has_provenance and not begun.get("has_provenance", plan.config.documents.has_provenance_fields):
             found.append("its text files were read by an earlier release, which did not keep their names")
         if found:
             raise _refusal(output, "holds unfinished work of another preparation", found)
         first_shard: int = begun["first_shard"]
         _forget_units(plan, output, changed)
-        if begun["config"] != mine["config"]:
+        if (begun["config"], kept) != (mine["config"], mine["keeps"]):
             write_state(url, {**mine, "stamps": begun["stamps"], "first_shard": first_shard})
         return first_shard
     if plan.parent is None and any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
@@ -336,6 +342,15 @@ def _description_of(manifest: Manifest, config: dict[str, Any], inputs: Iterable
         "config": {name: values for name, values in config.items() if name not in NO_SETTINGS},
         "inputs": {file.url: [file.source, file.bytes] for file in inputs},
     }
+
+
+def _options(keeps: Sequence[str]) -> str:
+    options = {"dropped": "--keep-dropped", "text": "--text-output"}
+    return (
+        f"with {' and '.join(options[each] for each in keeps)}"
+        if keeps
+        else f"without {' and '.join(options.values())}"
+    )
 
 
 def _refusal(output: str, what: str, found: list[str], has_changes: bool = False) -> UserError:
