@@ -151,7 +151,7 @@ def write_folders(plan: Plan, job: Job, output: str, summary: MapSummary, runner
             source = plan.config.sources[unit.source].name
             tasks.append(UnitFile(each.kind, unit.number, source, url, storage.join(job.work_folder, done)))
         _write_files(plan, job, each, tasks, runner)
-        index = {"preparation": _preparation(plan), "files": [_name(task.url) for task in tasks]}
+        index: dict[str, Any] = {"preparation": _preparation(plan), "files": [_name(task.url) for task in tasks]}
         if each.kind == "dropped":
             counts = zip(plan.config.sources, summary.dropped, strict=True)
             index["dropped"] = {

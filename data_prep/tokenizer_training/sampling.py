@@ -28,7 +28,7 @@ from data_prep.base.progress import Progress
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
-from data_prep.executors.executors import Executor, run_units, shared
+from data_prep.executors.executors import Executor, num_processes, run_units, shared
 from data_prep.filters.chain import SourceReading, filter_identities
 from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization
@@ -199,7 +199,8 @@ def _run(
     units: Sequence[SampleUnit],
     executor: Executor | int,
 ) -> Iterator[Result]:
-    with Progress(title, sum(unit.part.bytes for unit in units), "MB", 1e6) as progress:
+    total, processes = sum(unit.part.bytes for unit in units), num_processes(executor, len(units))
+    with Progress(title, total, "MB", 1e6, num_tasks=len(units), num_processes=processes) as progress:
         for unit, result in run_units(shared(function, job), units, executor):
             yield result
             progress.add(unit.part.bytes)

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 from data_prep import Document
 
 
 def drop_fours(document: Document) -> str | None:
     return "four" if document.metadata["number"] == 4 else None
+
+
+def count_call(document: Document) -> str | None:
+    """Keep every document, and append a line to the file that the environment names."""
+    with open(os.environ["FILTER_CALLS"], "a") as file:
+        file.write("called\n")
+    return None
+
+
+def take_time(document: Document, milliseconds: int) -> None:
+    """Keep every document after a while."""
+    time.sleep(milliseconds / 1000)
