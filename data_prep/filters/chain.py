@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -109,6 +110,22 @@ class SourceReading:
         return self._chains[source]
 
 
+@dataclass
+class StepCost:
+    """What a step took of one core.
+
+    Attributes:
+        text_bytes: of the documents that came to it, before cleaning.
+    """
+
+    text_bytes: int = 0
+    seconds: float = 0.0
+
+    def add(self, text: str, seconds: float) -> None:
+        self.text_bytes += len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+        self.seconds += seconds
+
+
 class FilterChain:
     """The filters and transforms of a source in order; the settings are those of its documents."""
 
@@ -116,7 +133,10 @@ class FilterChain:
         self._settings, self._steps = settings, steps
 
     def apply(
-        self, reader: DocumentReader, on_drop: Callable[[Document, str], None] | None = None
+        self,
+        reader: DocumentReader,
+        on_drop: Callable[[Document, str], None] | None = None,
+        costs: Sequence[StepCost] | None = None,
     ) -> Iterator[Document]:
         """Yield the documents that all filters keep; count the others in `reader.filtered`.
 
@@ -124,6 +144,7 @@ class FilterChain:
 
         Args:
             on_drop: called with each document that a filter drops, and its reason as counted.
+            costs: one for each filter, to which is added what it takes.
 
         Raises:
             BadInput: as `DocumentReader`; or a filter cannot judge a document, and the policy is `error`.
@@ -132,7 +153,7 @@ class FilterChain:
         unit, settings = reader.unit, self._settings
         take = on_drop or (lambda document, reason: None)
         if not unit.name or not is_named_by_file(unit, settings):
-            yield from self._kept(reader, take)
+            yield from self._kept(reader, take, costs)
             return
         is_alone = is_one_document(file_format(unit.url, unit.format)[0], settings)
 
@@ -141,17 +162,22 @@ class FilterChain:
                 return document
             return replace(document, id=unit.name if is_alone else numbered(unit.name, cast(int, reader.number)))
 
-        for document in self._kept(reader, lambda document, reason: take(identified(document), reason)):
+        for document in self._kept(reader, lambda document, reason: take(identified(document), reason), costs):
             yield identified(document)
 
-    def _kept(self, reader: DocumentReader, on_drop: Callable[[Document, str], None]) -> Iterator[Document]:
+    def _kept(
+        self, reader: DocumentReader, on_drop: Callable[[Document, str], None], costs: Sequence[StepCost] | None
+    ) -> Iterator[Document]:
         if not self._steps:
             yield from reader
             return
         for original in reader:
             document, reason = original, None
-            for step in self._steps:
+            for number, step in enumerate(self._steps):
+                started_at = time.perf_counter() if costs else 0.0
                 outcome = self._outcome(step, document, reader)
+                if costs:
+                    costs[number].add(document.text, time.perf_counter() - started_at)
                 if isinstance(outcome, str):
                     reason = filter_reason(step.name, outcome)
                     break

@@ -107,6 +107,7 @@ def test_of_a_foreign_tokenizer_the_texts_are_as_they_were_written(sources: dict
     assert shards_of(tmp_path / "again") == shards_of(tmp_path / "out")
 
 
+@pytest.mark.long
 def test_the_bytes_do_not_depend_on_workers_nor_on_groups(
     made: Path, sources: dict[str, Path], small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +120,7 @@ def test_the_bytes_do_not_depend_on_workers_nor_on_groups(
     assert files_of(tmp_path / "grouped-texts") == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("after", "of"),
     [(3, "map-*.rows"), (1, "kept-*"), (2, "text-*.jsonl.gz"), (2, "text-*.done.json"), (0, "text.json")],
@@ -136,6 +138,7 @@ def test_a_stopped_run_resumes_to_the_same_texts(
     assert files_of(texts) == files_of(Path(f"{made}-texts"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of", ["map-*.sections", "text-*.jsonl.gz"])
 def test_texts_can_be_asked_for_when_a_run_resumes(
     of: str, made: Path, sources: dict[str, Path], small_tokenizer: Path, tmp_path: Path
@@ -147,6 +150,7 @@ def test_texts_can_be_asked_for_when_a_run_resumes(
     assert files_of(tmp_path / "out") == files_of(made)
 
 
+@pytest.mark.long
 def test_ranges_need_the_same_folders(sources: dict[str, Path], small_tokenizer: Path, tmp_path: Path) -> None:
     plain = planned(sources, small_tokenizer, *SHARDS)
     texts = planned(sources, small_tokenizer, *SHARDS, f"text_output={tmp_path / 'texts'}")
@@ -160,6 +164,7 @@ def test_ranges_need_the_same_folders(sources: dict[str, Path], small_tokenizer:
     assert len(rows_of(tmp_path / "texts")) == open_dataset(tmp_path / "out").num_documents
 
 
+@pytest.mark.long
 def test_the_texts_of_an_addition_are_those_that_it_adds(
     sources: dict[str, Path], small_tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -172,6 +177,7 @@ def test_the_texts_of_an_addition_are_those_that_it_adds(
     assert {row["source"] for row in rows} == {second}
 
 
+@pytest.mark.long
 def test_filters_judge_every_document_once(
     sources: dict[str, Path], small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +204,7 @@ def test_metadata_do_not_hide_the_names_of_a_document(
     assert other["text"] == "More \ufffd text." and other["id"].startswith("a.jsonl#")
 
 
+@pytest.mark.long
 def test_a_finished_data_set_needs_its_texts(sources: dict[str, Path], small_tokenizer: Path, tmp_path: Path) -> None:
     make(sources, small_tokenizer, tmp_path / "out", "text_output=null")
     with pytest.raises(UserError, check=coded("text-not-written")):
