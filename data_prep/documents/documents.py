@@ -108,6 +108,15 @@ class DocumentReader:
         return self._rejects.place
 
     @property
+    def position(self) -> tuple[tuple[int, int], str]:
+        """See `Rejects.position`."""
+        return self._rejects.position
+
+    @position.setter
+    def position(self, position: tuple[tuple[int, int], str]) -> None:
+        self._rejects.position = position
+
+    @property
     def number(self) -> int | None:
         """Position of the last document in its file, see `Rejects.number`."""
         return self._rejects.number

@@ -172,28 +172,41 @@ class FilterChain:
             yield from reader
             return
         for original in reader:
-            document, reason = original, None
-            for number, step in enumerate(self._steps):
-                started_at = time.perf_counter() if costs else 0.0
-                outcome = self._outcome(step, document, reader)
-                if costs:
-                    costs[number].add(document.text, time.perf_counter() - started_at)
-                if isinstance(outcome, str):
-                    reason = filter_reason(step.name, outcome)
-                    break
-                document = outcome
-            if reason is None and document is not original and has_too_many_marks(document.text):
-                reason = TOO_MANY_MARKS
+            document, reason = self.judge(original, reader, costs)
             if reason is None:
-                if document.metadata and not is_json(document.metadata):
-                    what = "put values into metadata that JSON does not have"
-                    raise _wrong(step, what, "filter-result", reader, original)
                 yield document
-                continue
-            reader.filtered[reason] += 1
-            if len(reader.filtered) > _MOST_REASONS:
-                raise _wrong(step, f"gave more than {_MOST_REASONS:,} reasons", "filter-reasons", reader)
-            on_drop(document, reason)
+            else:
+                on_drop(document, reason)
+
+    def judge(
+        self, original: Document, reader: DocumentReader, costs: Sequence[StepCost] | None = None
+    ) -> tuple[Document, str | None]:
+        """Return the document that the filters make of a document of the reader, and why they drop it, if they do.
+
+        Raises:
+            BadInput, UserError: as `apply`; the message has the position of the reader.
+        """
+        document, reason = original, None
+        for number, step in enumerate(self._steps):
+            started_at = time.perf_counter() if costs else 0.0
+            outcome = self._outcome(step, document, reader)
+            if costs:
+                costs[number].add(document.text, time.perf_counter() - started_at)
+            if isinstance(outcome, str):
+                reason = filter_reason(step.name, outcome)
+                break
+            document = outcome
+        if reason is None and document is not original and has_too_many_marks(document.text):
+            reason = TOO_MANY_MARKS
+        if reason is None:
+            if document.metadata and not is_json(document.metadata):
+                what = "put values into metadata that JSON does not have"
+                raise _wrong(step, what, "filter-result", reader, original)
+            return document, None
+        reader.filtered[reason] += 1
+        if len(reader.filtered) > _MOST_REASONS:
+            raise _wrong(step, f"gave more than {_MOST_REASONS:,} reasons", "filter-reasons", reader)
+        return document, reason
 
     def _outcome(self, step: Step, document: Document, reader: DocumentReader) -> str | Document:
         """Return the document to keep, or the reason for dropping it."""

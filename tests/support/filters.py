@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 from data_prep import Document
 
@@ -22,3 +23,8 @@ def count_call(document: Document) -> str | None:
 def take_time(document: Document, milliseconds: int) -> None:
     """Keep every document after a while."""
     time.sleep(milliseconds / 1000)
+
+
+def shorten(document: Document, words: int) -> Document:
+    """Leave so many words of a document."""
+    return replace(document, text=" ".join(document.text.split()[:words]))
