@@ -149,12 +149,12 @@ class Progress:
         reached = self._reached()
         rate = (reached - self._first) / max(elapsed_seconds, 1e-9)
         amounts = f"{self._amount(reached)} of {self._amount(self._total)} {self._unit}"
-        if self._num_tasks is not None:
-            tasks = f"{self._tasks_done:,} of {counted(self._num_tasks, 'unit')}"
-            processes = "" if self._num_processes is None else f", {self._num_processes:,} processes"
-            if self._num_processes == 1:
-                processes = ", 1 process"
-            amounts = f"{amounts} ({tasks}{processes})"
+        details = []
+        if self._num_tasks not in (None, self._total):
+            details.append(f"{self._tasks_done:,} of {counted(self._num_tasks, 'unit')}")
+        if self._num_processes is not None:
+            details.append("1 process" if self._num_processes == 1 else f"{self._num_processes:,} processes")
+        amounts += f" ({', '.join(details)})" if details else ""
         left = f"{duration((self._total - reached) / rate)} left" if rate else "time left unknown"
         return f"{self._title}: {amounts}, {_rate(rate / self._scale)} {self._unit}/s, {left}"
 

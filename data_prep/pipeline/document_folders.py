@@ -44,18 +44,16 @@ class DocumentFolder:
     Attributes:
         kind: in `Plan.keeps`; the names of its files begin with it.
         setting: that names the folder.
+        index_name: of the index; that of the texts has no ending of a format, so that readers of whole folders skip it.
         content: what the folder holds, for messages.
         code: of errors: what it is.
     """
 
     kind: str
     setting: str
+    index_name: str
     content: str
     code: str
-
-    @property
-    def index_name(self) -> str:
-        return f"{self.kind}.json"
 
     def is_own_file(self, name: str) -> bool:
         """Whether a preparation may have written a file of this name."""
@@ -67,8 +65,8 @@ class DocumentFolder:
 
 
 FOLDERS = (
-    DocumentFolder("dropped", "keep_dropped", "dropped documents", "keep-dropped"),
-    DocumentFolder("text", "text_output", "texts", "text-output"),
+    DocumentFolder("dropped", "keep_dropped", "dropped.json", "dropped documents", "keep-dropped"),
+    DocumentFolder("text", "text_output", "text.index", "texts", "text-output"),
 )
 
 

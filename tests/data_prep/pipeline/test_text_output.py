@@ -47,7 +47,7 @@ def make(sources: dict[str, Path], tokenizer: Path, output: Path, *more: str, **
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    files = json.loads((folder / "text.json").read_bytes())["files"]
+    files = json.loads((folder / "text.index").read_bytes())["files"]
     lines = (gzip.decompress((folder / file["name"]).read_bytes()).splitlines() for file in files)
     return [json.loads(line) for each in lines for line in each]
 
@@ -84,13 +84,13 @@ def test_the_texts_are_those_of_the_data_set_in_the_order_of_the_inputs(made: Pa
     assert rows[0] | {"text": "", "document_id": ""} == {
         "text": "", "id": "1", "source": "web-1", "url": "https://a/1", "language": "en", "score": 1, "document_id": ""
     }  # fmt: skip
-    files = json.loads((folder / "text.json").read_bytes())["files"]
+    files = json.loads((folder / "text.index").read_bytes())["files"]
     counts = Counter[str]()
     for file in files:
         counts[file["source"]] += file["documents"]
         assert (folder / file["name"]).stat().st_size == file["bytes"]
     assert counts == {source.name: source.documents for source in dataset.manifest.sources}
-    assert files_of(folder).keys() == {"text.json", *(file["name"] for file in files)}
+    assert files_of(folder).keys() == {"text.index", *(file["name"] for file in files)}
 
 
 def test_the_same_shards_are_made_of_the_texts(made: Path, small_tokenizer: Path, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_bytes_do_not_depend_on_workers_nor_on_groups(
 ) -> None:
     expected = files_of(Path(f"{made}-texts"))
     make(sources, small_tokenizer, tmp_path / "two", num_workers=2)
-    assert files_of(tmp_path / "two-texts") == {**expected, "text.json": expected["text.json"]}
+    assert files_of(tmp_path / "two-texts") == {**expected, "text.index": expected["text.index"]}
     work_units.gather(monkeypatch, always=True)
     work_units.limit_batches(monkeypatch, documents=3)
     make(sources, small_tokenizer, tmp_path / "grouped")
@@ -123,7 +123,7 @@ def test_the_bytes_do_not_depend_on_workers_nor_on_groups(
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("after", "of"),
-    [(3, "map-*.rows"), (1, "kept-*"), (2, "text-*.jsonl.gz"), (2, "text-*.done.json"), (0, "text.json")],
+    [(3, "map-*.rows"), (1, "kept-*"), (2, "text-*.jsonl.gz"), (2, "text-*.done.json"), (0, "text.index")],
 )
 def test_a_stopped_run_resumes_to_the_same_texts(
     after: int, of: str, made: Path, sources: dict[str, Path], small_tokenizer: Path, tmp_path: Path
@@ -131,7 +131,7 @@ def test_a_stopped_run_resumes_to_the_same_texts(
     with pytest.raises(KeyboardInterrupt), stopped_after(after, of):
         make(sources, small_tokenizer, tmp_path / "out")
     texts = tmp_path / "out-texts"
-    assert not (texts / "text.json").exists() and not (tmp_path / "out/manifest.json").exists()
+    assert not (texts / "text.index").exists() and not (tmp_path / "out/manifest.json").exists()
     for path in sorted(texts.glob("text-*"))[:1]:
         path.unlink()  # what is removed meanwhile is written again
     make(sources, small_tokenizer, tmp_path / "out")
