@@ -6,10 +6,11 @@ and the counts are exact. Nothing else depends on the estimate: the plan is a fu
 
 from __future__ import annotations
 
+import functools
 import io
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import cast
@@ -39,6 +40,8 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 
 SAMPLED_UNITS = 20
 SAMPLE_CHARACTERS = 20_000_000  # of all units together
+SAMPLE_SECONDS = 60.0  # for all units together: a slow filter is judged by fewer documents
+SAMPLE_SECONDS = 60.0  # for all units together; a slow filter is judged by fewer documents
 _BATCH_CHARACTERS = 1 << 20
 _COMPRESSED_BYTES = 1 << 20  # by which compression is judged
 _LINES = (".txt", ".jsonl", ".json")  # whose documents are counted line by line; of others buffers are counted
@@ -132,9 +135,12 @@ def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
     filters = [each.filters for each in plan.reading.settings]
     costs = [[StepCost() for _ in range(len(each) + 2)] for each in filters]
     # In order, for the first of equal texts stays.
-    samples = {
-        u: _sample(u, plan, tokenizer, most_characters, seen, costs[u.source]) for u in plan.parts if u in chosen
-    }
+    samples: dict[InputUnit, tuple[Figures, bool]] = {}
+    started_at = time.perf_counter()
+    for unit in (each for each in plan.parts if each in chosen):
+        stop_at = started_at + SAMPLE_SECONDS * (len(samples) + 1) / len(chosen)
+        documents = functools.partial(_first, most_characters=most_characters, stop_at=stop_at)
+        samples[unit] = _sample(unit, plan, tokenizer, documents, seen, costs[unit.source])
     parts: dict[str, list[Figures]] = {source.name: [] for source in plan.config.sources}
     longest_seconds = 0.0
     for (source, (ending, _)), units in groups.items():
@@ -155,17 +161,23 @@ def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
 
 
 def _sample(
-    unit: InputUnit, plan: Plan, tokenizer: Tokenizer, most_characters: int, seen: set[int], costs: list[StepCost]
+    unit: InputUnit,
+    plan: Plan,
+    tokenizer: Tokenizer,
+    first: Callable[[Iterator[Document]], Iterator[Document]],
+    seen: set[int],
+    costs: list[StepCost],
 ) -> tuple[Figures, bool]:
     """Read and encode the unit's first documents; return their figures, and whether they are the whole unit.
 
     Args:
+        first: yields the first of the documents.
         seen: ids of the documents of the sample so far, to which those of the unit are added.
         costs: as `Estimate.costs`, to which those of the unit are added.
     """
     settings, reader = plan.reading.settings[unit.source], plan.reading.reader(unit)
     filtered = plan.reading.filters(unit.source).apply(reader, costs=costs[1:-1])
-    documents = _first(filtered, most_characters)
+    documents = first(filtered)
     seconds_before, bytes_before = sum(cost.seconds for cost in costs), [cost.text_bytes for cost in costs]
     dropped: Counter[str] = Counter()
     num_documents, parts = 0, []
@@ -207,11 +219,11 @@ def _sample(
     return figures, is_whole
 
 
-def _first(documents: Iterator[Document], most_characters: int) -> Iterator[Document]:
-    """Yield the first documents; one more is read, so that the end of the unit is noticed."""
+def _first(documents: Iterator[Document], most_characters: int, stop_at: float) -> Iterator[Document]:
+    """Yield the first documents until a time; one more is read, so that the end of the unit is noticed."""
     num_characters = 0
     for document in documents:
-        if num_characters >= most_characters:
+        if num_characters >= most_characters or (num_characters and time.perf_counter() >= stop_at):
             break
         yield document
         num_characters += len(document.text)

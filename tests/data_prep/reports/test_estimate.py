@@ -59,7 +59,7 @@ def test_what_a_source_has_of_its_own_is_shown(small_corpus: Path, tokenizer: To
 def test_steps_are_described_in_order_with_the_rates_and_hours_of_the_filters(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimate_module, "SAMPLE_CHARACTERS", 40_000)
+    monkeypatch.setattr(estimate_module, "SAMPLE_CHARACTERS", 400_000)
     texts = read_texts(small_corpus)
     write_texts(tmp_path / "a.jsonl", [f"{text} {number}" for number in range(40) for text in texts])
     slow = {"name": "tests.support.filters:take_time", "milliseconds": 3}
@@ -77,6 +77,9 @@ def test_steps_are_described_in_order_with_the_rates_and_hours_of_the_filters(
     assert found.hours("a", 2) * 3600 == pytest.approx(text_bytes / 1e6 / rate, rel=0.2)
     assert found.hours("a", 2) * 3600 > 0.003 * 8000
     assert lines[-2].split()[-2:] == lines[-4].split()[-2:] == ["-", "-"]
+    monkeypatch.setattr(estimate_module, "SAMPLE_SECONDS", 0.2)
+    hurried = estimate(preparation.plan, tokenizer)
+    assert 0 < hurried.costs["a"][2].text_bytes < sampled.text_bytes / 2 and not hurried.is_all
 
 
 @pytest.mark.long
