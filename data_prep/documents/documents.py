@@ -11,7 +11,7 @@ import hashlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 from data_prep.base import progress
@@ -92,7 +92,7 @@ class DocumentReader:
         self.languages = DocumentLanguages()
         self.is_quiet = False
         self.unit = unit
-        self._position: Callable[[], int] = lambda: 0
+        self._raw: BinaryIO | None = None
         self._settings = settings
         use_formats(settings.formats)
         self._fields = Fields.of(settings, source)
@@ -153,7 +153,9 @@ class DocumentReader:
             return self.unit.bytes * num_documents // max(self.num_rows, num_documents)
         position = self._rejects.number
         if position is None or format_of(self.unit.url, self.unit.format)[2]:
-            position = self._position()
+            position = self.unit.start
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # not every store has a position
+                position = cast(BinaryIO, self._raw).tell()
         return min(max(0, position - self.unit.start), self.unit.bytes)
 
     def _absent(self, document: Document) -> Iterator[str]:
@@ -168,7 +170,7 @@ class DocumentReader:
         item, ending, compression = format_of(self.unit.url, self.unit.format)
         self._rejects.own_format = ending if item.path else ""
         with storage.open_read(self.unit.url) as raw:
-            self._position = raw.tell
+            self._raw = raw
             head = read_bytes_of(raw, _HEAD_BYTES, self._rejects.where)
             if not head:
                 self.sha256 = hashlib.sha256().hexdigest()
