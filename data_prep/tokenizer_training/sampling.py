@@ -57,7 +57,7 @@ _BATCH_CHARACTERS = 1 << 20
 _BATCH_DOCUMENTS = 1 << 14
 
 _CHOSEN, _HELD_OUT, _JUDGED = "chosen", "held out", "judged"
-_MOST_FLOORS = 1_000  # sources whose floors workers are told
+_MOST_FLOORS = 1_000  # sources whose floors workers read
 
 Result = TypeVar("Result")
 
