@@ -87,8 +87,9 @@ def request_preparation(
             code="missing-tokenizer",
         )
     storage.check_folder("--output", folder)
-    if config.keep_dropped is not None:
-        storage.check_folder("--keep-dropped", config.keep_dropped)
+    for option, beside in (("--keep-dropped", config.keep_dropped), ("--text-output", config.text_output)):
+        if beside is not None:
+            storage.check_folder(option, beside)
     _check_holds_no_tokenizer(folder, tokenizer)
     parent = None if add_to is None else read_manifest(folder)
     inherited = Inherited(config) if parent is None else inherit(config, parent, folder, allow_other_filters)

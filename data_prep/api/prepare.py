@@ -18,7 +18,7 @@ from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 
-@home_in("inputs", "tokenizer", "output", "add_to", "keep_dropped")
+@home_in("inputs", "tokenizer", "output", "add_to", "keep_dropped", "text_output")
 @storage.own_options()
 def prepare(
     inputs: Inputs = (),
@@ -34,6 +34,7 @@ def prepare(
     source_name: str | None = None,
     input_format: str | None = None,
     keep_dropped: str | Path | None = None,
+    text_output: str | Path | None = None,
     executor: str | Executor = "process",
     scheduler: str | None = None,
     num_workers: int | None = None,
@@ -59,6 +60,7 @@ def prepare(
             for this call and the data set that it returns.
         overrides: settings such as "shards.min_shards=2"; they win over `config`.
         keep_dropped: folder or URL to write dropped documents to, with the reasons.
+        text_output: folder or URL to write the texts of the documents in the shards to, as JSON lines.
         executor: "process", "dask", a registered name, `module:function`, or an executor.
         scheduler: address of the cluster, such as tcp://10.0.0.1:8786.
         num_workers: processes of this machine; by default one per core (fewer for little text).
@@ -77,8 +79,8 @@ def prepare(
         source_name=source_name,
         input_format=input_format,
     )
-    if keep_dropped is not None:
-        resolved = resolved.model_copy(update={"keep_dropped": os.fspath(keep_dropped)})
+    folders = {"keep_dropped": _text(keep_dropped), "text_output": _text(text_output)}
+    resolved = resolved.model_copy(update={name: each for name, each in folders.items() if each is not None})
     request = request_preparation(
         resolved,
         tokenizer=tokenizer.url if isinstance(tokenizer, Tokenizer) else _text(tokenizer),

@@ -1,31 +1,77 @@
-"""Progress of long work: a bar on a terminal, otherwise a line every few seconds."""
+"""Progress of long work: a bar on a terminal, otherwise a line after a few seconds and every few more.
+
+A unit of work that takes long reports how far it is (`report`), in whatever process it runs, so that the first line has
+an estimate even if no unit is done.
+"""
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from data_prep.base.terminal import duration
+from data_prep.base.terminal import counted, duration
 
 if TYPE_CHECKING:
     import tqdm
 
-_LINE_SECONDS = 5.0
+_FIRST_SECONDS, _LINE_SECONDS, _BAR_SECONDS = 3.0, 5.0, 1.0
+
+_begun: dict[object, int] = {}  # by worker, the amount that is done of its unit
+
+
+def add_begun(worker: object, amount: int) -> None:
+    """Count an amount of the unit that a worker is working on; None is this process."""
+    _begun[worker] = _begun.get(worker, 0) + amount
+
+
+def unit_ended(worker: object) -> None:
+    """Forget what was counted of the unit of a worker, which is done or lost."""
+    _begun.pop(worker, None)
+
+
+_reported: Callable[[int], object] = functools.partial(add_begun, None)
+
+
+def report(amount: int) -> None:
+    """Report an amount of the unit that this process is working on; at most once a second."""
+    _reported(amount)
+
+
+def report_to(function: Callable[[int], object]) -> None:
+    """Give what is reported in this process to a function, which takes it to another one."""
+    global _reported
+    _reported = function
 
 
 class Progress:
     """Print share, rate and time left on standard error.
 
-    `unit` names the amounts, which are divided by `scale` for display ("MB" with 1e6).
+    Args:
+        unit: names the amounts, which are divided by `scale` for display ("MB" with 1e6).
+        num_tasks: units of work; each call of `add` is one.
+        num_processes: that work on them; None if unknown.
     """
 
-    def __init__(self, title: str, total: int, unit: str, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        unit: str,
+        scale: float = 1.0,
+        num_tasks: int | None = None,
+        num_processes: int | None = None,
+    ) -> None:
         self._title, self._total, self._unit, self._scale = title, total, unit, scale
-        self._done = 0
-        self._started_at = self._printed_at = time.monotonic()
+        self._num_tasks, self._num_processes = num_tasks, num_processes
+        self._done = self._tasks_done = 0
+        self._started_at = time.monotonic()
         self._first = 0
+        self._is_over = threading.Event()
         self._bar: tqdm.tqdm[NoReturn] | None = None
 
     def __enter__(self) -> Progress:
@@ -42,33 +88,46 @@ class Progress:
                 bar_format=f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {{n:{digits}}}/{{total:{digits}}}{{unit}}, "
                 "{rate_fmt}, {remaining} left",
             )
+        self._thread = threading.Thread(target=self._show, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_over.set()
+        self._thread.join()
         if self._bar is not None:
             self._bar.close()
         if kind is None:
             print(f"{self._title}: {self._ending()}", file=sys.stderr, flush=True)
 
-    def skip(self, amount: int) -> None:
+    def skip(self, amount: int, num_tasks: int = 0) -> None:
         """Count an amount that an earlier run finished; the rate ignores it."""
         self._first += amount
         self._done += amount
-        if self._bar is not None:
-            self._bar.update(amount / self._scale)
+        self._tasks_done += num_tasks
 
     def add(self, amount: int) -> None:
         """Count an amount as done."""
         self._done += amount
-        if self._bar is not None:
-            self._bar.update(amount / self._scale)
-            return
-        now = time.monotonic()
-        if now - self._printed_at >= _LINE_SECONDS and self._done < self._total:
-            self._printed_at = now
-            print(self._line(now - self._started_at), file=sys.stderr, flush=True)
+        self._tasks_done += 1
+
+    def _show(self) -> None:
+        """Show how far the work is until it is over, from a thread of its own."""
+        seconds = _FIRST_SECONDS if self._bar is None else _BAR_SECONDS
+        while not self._is_over.wait(seconds):
+            if self._bar is None:
+                if self._done < self._total:
+                    print(self._line(time.monotonic() - self._started_at), file=sys.stderr, flush=True)
+                seconds = _LINE_SECONDS
+            else:
+                self._bar.n = self._reached() / self._scale
+                self._bar.refresh()
+
+    def _reached(self) -> int:
+        """Return what is done, with what is done of units that are not."""
+        return min(self._total, self._done + sum(list(_begun.values())))
 
     def _ending(self) -> str:
         own = self._done - self._first
@@ -87,10 +146,17 @@ class Progress:
         return f"{amount:,}" if self._scale == 1.0 else f"{amount / self._scale:.1f}"
 
     def _line(self, elapsed_seconds: float) -> str:
-        rate = (self._done - self._first) / elapsed_seconds
-        left = (self._total - self._done) / rate if rate else 0.0
-        amounts = f"{self._amount(self._done)} of {self._amount(self._total)} {self._unit}"
-        return f"{self._title}: {amounts}, {_rate(rate / self._scale)} {self._unit}/s, {duration(left)} left"
+        reached = self._reached()
+        rate = (reached - self._first) / max(elapsed_seconds, 1e-9)
+        amounts = f"{self._amount(reached)} of {self._amount(self._total)} {self._unit}"
+        details = []
+        if self._num_tasks not in (None, self._total):
+            details.append(f"{self._tasks_done:,} of {counted(self._num_tasks, 'unit')}")
+        if self._num_processes is not None:
+            details.append("1 process" if self._num_processes == 1 else f"{self._num_processes:,} processes")
+        amounts += f" ({', '.join(details)})" if details else ""
+        left = f"{duration((self._total - reached) / rate)} left" if rate else "time left unknown"
+        return f"{self._title}: {amounts}, {_rate(rate / self._scale)} {self._unit}/s, {left}"
 
 
 def _rate(value: float) -> str:

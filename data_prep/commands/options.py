@@ -62,5 +62,5 @@ def configured(arguments: argparse.Namespace, overrides: Sequence[str]) -> Prepa
         source_name=getattr(arguments, "source_name", None),
         input_format=arguments.input_format,
     )
-    kept = getattr(arguments, "keep_dropped", None)
-    return config if kept is None else config.model_copy(update={"keep_dropped": kept})
+    folders = {name: getattr(arguments, name, None) for name in ("keep_dropped", "text_output")}
+    return config.model_copy(update={name: folder for name, folder in folders.items() if folder is not None})

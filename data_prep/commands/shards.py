@@ -39,6 +39,11 @@ from data_prep.storage import storage
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shard_making(parser)
     other = parser.add_argument_group("other modes")
+    other.add_argument(
+        "--describe",
+        action="store_true",
+        help="with --dry-run: print each step of the pipeline, with its measured rate and its core-hours",
+    )
     other.add_argument("--repair", action="store_true", help=argparse.SUPPRESS)  # of releases before 0.3
     other.add_argument(
         "--shard-range",
@@ -51,7 +56,16 @@ def add_shard_making(command: argparse.ArgumentParser) -> None:
     """Add what `shards` and `merge` have in common."""
     add_preparation(
         command,
-        ("sources", "documents", "deduplication", "shards", "storage_options", "keep_dropped", "num_workers"),
+        (
+            "sources",
+            "documents",
+            "deduplication",
+            "shards",
+            "storage_options",
+            "keep_dropped",
+            "text_output",
+            "num_workers",
+        ),
         "folder or URL of the data set to write",
     )
     what = command.add_argument_group("what to make")
@@ -77,6 +91,11 @@ def add_shard_making(command: argparse.ArgumentParser) -> None:
         "--keep-dropped",
         metavar="DIR",
         help="write the documents that filters and length limits drop here, with the reasons",
+    )
+    what.add_argument(
+        "--text-output",
+        metavar="DIR",
+        help="write the filtered, cleaned, deduplicated documents here too, as compressed JSON lines",
     )
     most = DocumentSettings().worker_memory_bytes
     add_executor(
@@ -105,6 +124,12 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             fix="remove the output folder, or run 'merge --fresh' before all ranges",
             code="contradicting-arguments",
         )
+    if arguments.describe and not arguments.dry_run:
+        raise UsageError(
+            "--describe is given without --dry-run, which it is part of",
+            fix="give --dry-run too, or leave --describe out",
+            code="contradicting-arguments",
+        )
     request = requested(arguments, overrides)
     if arguments.dry_run:
         _estimate(arguments, request)
@@ -121,7 +146,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _estimate(arguments: argparse.Namespace, request: Request) -> None:
-    from data_prep.reports.estimate import estimate, estimate_report
+    from data_prep.reports.estimate import described_steps, estimate, estimate_report
 
     if arguments.fresh and request.parent is None:
         refuse_to_undo_changes(request.output)
@@ -129,6 +154,8 @@ def _estimate(arguments: argparse.Namespace, request: Request) -> None:
     warn_of_names(preparation.plan)
     estimated = estimate(preparation.plan, preparation.tokenizer)
     print("\n".join(estimate_report(preparation.plan, preparation.tokenizer, estimated, workers, preparation.output)))
+    if arguments.describe:
+        print("\n".join(described_steps(preparation.plan, preparation.tokenizer, estimated)))
 
 
 def requested(arguments: argparse.Namespace, overrides: Sequence[str]) -> Request:

@@ -14,7 +14,7 @@ from data_prep.base.settings import PathText, SettingError, Settings, Weight, pl
 from data_prep.tokenizer.tokenizer_info import TokenizerSettings
 
 COMMAND_LINE_SOURCE = "corpus"
-WITHOUT_EFFECT = frozenset({"tokenizer", "storage_options", "keep_dropped", "num_workers"})
+WITHOUT_EFFECT = frozenset({"tokenizer", "storage_options", "keep_dropped", "text_output", "num_workers"})
 """Sections and settings on which the shards do not depend; all others are part of a data set's identity."""
 
 INHERITED_BY_SOURCES = ("text_field", "language", "language_field", "id_field", "url_field", "format", "filters")
@@ -293,6 +293,9 @@ class PreparationConfig(Settings):
     )
     keep_dropped: PathText | None = Field(
         None, description="folder or URL for the documents that filters and length limits drop, with reasons"
+    )
+    text_output: PathText | None = Field(
+        None, description="folder or URL for the texts of the documents in the shards, as JSON lines"
     )
     num_workers: PositiveInt | None = Field(
         None, description="processes; by default one per core (fewer for little text)"

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
+from data_prep.base import progress
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.formats.format_registry import format_of, read_documents, sniffed, use_formats
@@ -35,6 +37,7 @@ from data_prep.storage.parquet import DamagedTable
 from data_prep.text.cleaning import has_too_many_marks
 
 _HEAD_BYTES = 1 << 10
+_REPORT_SECONDS = 1.0
 
 
 def unit_sha256(unit: InputUnit, settings: DocumentSettings) -> str:
@@ -80,6 +83,7 @@ class DocumentReader:
         self.languages = DocumentLanguages()
         self.is_quiet = False
         self.unit = unit
+        self._raw: BinaryIO | None = None
         self._settings = settings
         use_formats(settings.formats)
         self._fields = Fields.of(settings, source)
@@ -95,11 +99,21 @@ class DocumentReader:
         return self._rejects.place
 
     @property
+    def position(self) -> tuple[tuple[int, int], str]:
+        """See `Rejects.position`."""
+        return self._rejects.position
+
+    @position.setter
+    def position(self, position: tuple[tuple[int, int], str]) -> None:
+        self._rejects.position = position
+
+    @property
     def number(self) -> int | None:
         """Position of the last document in its file, see `Rejects.number`."""
         return self._rejects.number
 
     def __iter__(self) -> Iterator[Document]:
+        num_documents, num_reported, reported_at = 0, 0, time.monotonic()
         has_more = len(self._fields.names) > 1 + (self._fields.language is not None)
         try:
             for document in self._documents():
@@ -111,6 +125,11 @@ class DocumentReader:
                 if has_more:
                     self.languages.add_absent(self._absent(document))
                 yield document
+                num_documents += 1
+                if (now := time.monotonic()) - reported_at >= _REPORT_SECONDS:
+                    reached = self._reached(num_documents)
+                    progress.report(max(0, reached - num_reported))
+                    num_reported, reported_at = max(reached, num_reported), now
         except BadInput as error:
             error.reason = self._rejects.named(error.reason)
             if error.spoils_file and self._settings.on_bad_input == "skip":
@@ -118,6 +137,17 @@ class DocumentReader:
             raise
         if not self.is_quiet:
             self._rejects.warn()
+
+    def _reached(self, num_documents: int) -> int:
+        """Return how many of the unit's bytes are read, about, when it has yielded so many documents."""
+        if self.num_rows is not None:
+            return self.unit.bytes * num_documents // max(self.num_rows, num_documents)
+        position = self._rejects.number
+        if position is None or format_of(self.unit.url, self.unit.format)[2]:
+            position = self.unit.start
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # not every store has a position
+                position = cast(BinaryIO, self._raw).tell()
+        return min(max(0, position - self.unit.start), self.unit.bytes)
 
     def _absent(self, document: Document) -> Iterator[str]:
         """Yield the names of the fields without a value in the document."""
@@ -131,6 +161,7 @@ class DocumentReader:
         item, ending, compression = format_of(self.unit.url, self.unit.format)
         self._rejects.own_format = ending if item.path else ""
         with storage.open_read(self.unit.url) as raw:
+            self._raw = raw
             head = read_bytes_of(raw, _HEAD_BYTES, self._rejects.where)
             if not head:
                 self.sha256 = hashlib.sha256().hexdigest()

@@ -121,6 +121,15 @@ class Rejects:
         self._place = place
 
     @property
+    def position(self) -> tuple[tuple[int, int], str]:
+        """What `place` and `number` follow from, which can be set again for a document that is judged later."""
+        return self._line, self._place
+
+    @position.setter
+    def position(self, position: tuple[tuple[int, int], str]) -> None:
+        self._line, self._place = position
+
+    @property
     def number(self) -> int | None:
         """Position of the last document returned: the byte at which its line begins, its row, or its number; None for a
         whole file."""

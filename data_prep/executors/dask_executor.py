@@ -88,6 +88,11 @@ class DaskExecutor:
                 code="no-workers",
             ) from None
 
+    @property
+    def num_workers(self) -> int:
+        """Workers of the cluster now."""
+        return len(self._client.nthreads())
+
     def __enter__(self) -> DaskExecutor:
         return self
 

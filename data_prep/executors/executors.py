@@ -209,6 +209,12 @@ def run_units(
         yield from executor.run(task, units)
 
 
+def num_processes(executor: Executor | int, num_units: int) -> int | None:
+    """Return how many processes will run so many units at once; None if the executor does not say."""
+    found = executor if isinstance(executor, int) else getattr(executor, "num_workers", None)
+    return max(1, min(found, num_units)) if isinstance(found, int) else None
+
+
 def _factory(name: str) -> Callable[[ExecutorOptions], Executor]:
     try:
         return EXECUTORS.find(name).value

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from data_prep.base.errors import UserError
 from data_prep.base.progress import Progress
-from data_prep.executors.executors import Executor, run_units
+from data_prep.executors.executors import Executor, num_processes, run_units
 from data_prep.executors.tally import Tally
 from data_prep.storage import storage
 from data_prep.storage.locks import Lock
@@ -52,8 +52,9 @@ class PhaseRunner:
         """
         waiting = sorted(unfinished(tasks, result_url), key=amount, reverse=True)
         total = sum(map(amount, tasks))
-        with Progress(title, total, *unit) as progress:
-            progress.skip(total - sum(map(amount, waiting)))
+        processes = num_processes(self.executor, len(waiting))
+        with Progress(title, total, *unit, num_tasks=len(tasks), num_processes=processes) as progress:
+            progress.skip(total - sum(map(amount, waiting)), len(tasks) - len(waiting))
             for task, _ in run_units(task_function, waiting, self.executor):
                 self.lock.check()
                 progress.add(amount(task))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
+from data_prep.base import progress
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from data_prep.base.terminal import counted
@@ -54,7 +55,11 @@ class ProcessExecutor:
     def run(self, task: Callable[[Unit], Result], units: Sequence[Unit]) -> Iterator[tuple[Unit, Result]]:
         if min(self.num_workers, len(units)) <= 1:
             for unit in units:
-                yield unit, task(unit)
+                try:
+                    result = task(unit)
+                finally:
+                    progress.unit_ended(None)
+                yield unit, result
             return
         unfinished, packed = dict(enumerate(units)), Packed.of(task)
         for losses in range(1, MAX_LOSSES + 1):

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from data_prep.base import progress
 from data_prep.base.environment import environment_now
 from data_prep.base.garbage import collect_rarely
 from data_prep.executors.worker_server import START_METHOD, start_worker_server
@@ -45,8 +46,10 @@ class WorkerLost(Exception):
 
 def ready_workers(workers: Sequence[Worker]) -> list[Worker]:
     """Wait until a busy worker has a result or was killed; return all such workers."""
-    ready = multiprocessing.connection.wait([worker.connection for worker in workers if worker.is_busy])
-    return [worker for worker in workers if worker.connection in ready]
+    while True:
+        found = multiprocessing.connection.wait([worker.connection for worker in workers if worker.is_busy])
+        if ready := [worker for worker in workers if worker.connection in found and worker.receive()]:
+            return ready
 
 
 class _Traceback(Exception):
@@ -90,6 +93,7 @@ class Worker:
         self.is_busy = False
         self.number: int | None = None
         self._task: int | None = None
+        self._answer: Any = None
         arguments = (theirs, storage.options(), environment_now())
         process = context.Process(target=_serve, args=arguments, daemon=True)
         is_lost = False
@@ -120,17 +124,28 @@ class Worker:
         with contextlib.suppress(*_LOST):
             self.connection.send_bytes(data)
 
+    def receive(self) -> bool:
+        """Take what the worker sent; return whether it is the outcome of its task, or it was killed."""
+        try:
+            self._answer = self.connection.recv()
+        except _LOST:
+            self._answer = None
+        if isinstance(self._answer, int):
+            progress.add_begun(self, self._answer)
+            return False
+        return True
+
     def result(self) -> Any:
-        """Wait for the task and return its result; the outcome of a unit without a number is ignored.
+        """Return the result of the task, which was received; the outcome of a unit without a number is ignored.
 
         Raises:
             WorkerLost: the process was killed.
             Exception: what the task raised.
         """
-        try:
-            value, error, trace = self.connection.recv()
-        except _LOST:
-            raise WorkerLost from None
+        progress.unit_ended(self)
+        if self._answer is None:
+            raise WorkerLost
+        (value, error, trace), self._answer = self._answer, None
         number, self.number, self.is_busy = self.number, None, False
         if error is not None and number is not None:
             raise error from _Traceback(trace)
@@ -138,6 +153,7 @@ class Worker:
 
     def end(self, at_once: bool) -> None:
         """End the process, after its task unless `at_once`, and wait for its end."""
+        progress.unit_ended(self)
         if at_once:
             self._process.kill()
         else:
@@ -163,6 +179,7 @@ class Worker:
 def _serve(connection: Connection, options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str]) -> None:
     """Run tasks from the pipe until None arrives or the parent is gone."""
     _begin(options, environment)
+    progress.report_to(connection.send)
     task: list[Callable[[Any], Any]] = []
     with contextlib.suppress(*_LOST):
         while (work := connection.recv()) is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -111,6 +112,22 @@ class SourceReading:
         return self._chains[source]
 
 
+@dataclass
+class StepCost:
+    """What a step took of one core.
+
+    Attributes:
+        text_bytes: of the documents that came to it, before cleaning.
+    """
+
+    text_bytes: int = 0
+    seconds: float = 0.0
+
+    def add(self, text: str, seconds: float) -> None:
+        self.text_bytes += len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+        self.seconds += seconds
+
+
 class FilterChain:
     """The filters and transforms of a source in order; the settings are those of its documents."""
 
@@ -118,7 +135,10 @@ class FilterChain:
         self._settings, self._steps = settings, steps
 
     def apply(
-        self, reader: DocumentReader, on_drop: Callable[[Document, str], None] = lambda document, reason: None
+        self,
+        reader: DocumentReader,
+        on_drop: Callable[[Document, str], None] | None = None,
+        costs: Sequence[StepCost] | None = None,
     ) -> Iterator[Document]:
         """Yield the documents that all filters keep; count the others in `reader.filtered`.
 
@@ -126,14 +146,16 @@ class FilterChain:
 
         Args:
             on_drop: called with each document that a filter drops, and its reason as counted.
+            costs: one for each filter, to which is added what it takes.
 
         Raises:
             BadInput: as `DocumentReader`; or a filter cannot judge a document, and the policy is `error`.
             UserError: a filter fails, or returns something else than it may.
         """
         unit, settings = reader.unit, self._settings
+        take = on_drop or (lambda document, reason: None)
         if not unit.name or not is_named_by_file(unit, settings):
-            yield from self._kept(reader, on_drop)
+            yield from self._kept(reader, take, costs)
             return
         is_alone = is_one_document(file_format(unit.url, unit.format)[0], settings)
 
@@ -142,33 +164,51 @@ class FilterChain:
                 return document
             return replace(document, id=unit.name if is_alone else numbered(unit.name, cast(int, reader.number)))
 
-        for document in self._kept(reader, lambda document, reason: on_drop(identified(document), reason)):
+        for document in self._kept(reader, lambda document, reason: take(identified(document), reason), costs):
             yield identified(document)
 
-    def _kept(self, reader: DocumentReader, on_drop: Callable[[Document, str], None]) -> Iterator[Document]:
+    def _kept(
+        self, reader: DocumentReader, on_drop: Callable[[Document, str], None], costs: Sequence[StepCost] | None
+    ) -> Iterator[Document]:
         if not self._steps:
             yield from reader
             return
         for original in reader:
-            document, reason = original, None
-            for step in self._steps:
-                outcome = self._outcome(step, document, reader)
-                if isinstance(outcome, str):
-                    reason = filter_reason(step.name, outcome)
-                    break
-                document = outcome
-            if reason is None and document is not original and has_too_many_marks(document.text):
-                reason = TOO_MANY_MARKS
+            document, reason = self.judge(original, reader, costs)
             if reason is None:
-                if document.metadata and not is_json(document.metadata):
-                    what = "put values into metadata that JSON does not have"
-                    raise _wrong(step, what, "filter-result", reader, original)
                 yield document
-                continue
-            reader.filtered[reason] += 1
-            if len(reader.filtered) > _MOST_REASONS:
-                raise _wrong(step, f"gave more than {_MOST_REASONS:,} reasons", "filter-reasons", reader)
-            on_drop(document, reason)
+            else:
+                on_drop(document, reason)
+
+    def judge(
+        self, original: Document, reader: DocumentReader, costs: Sequence[StepCost] | None = None
+    ) -> tuple[Document, str | None]:
+        """Return the document that the filters make of a document of the reader, and why they drop it, if they do.
+
+        Raises:
+            BadInput, UserError: as `apply`; the message has the position of the reader.
+        """
+        document, reason = original, None
+        for number, step in enumerate(self._steps):
+            started_at = time.perf_counter() if costs else 0.0
+            outcome = self._outcome(step, document, reader)
+            if costs:
+                costs[number].add(document.text, time.perf_counter() - started_at)
+            if isinstance(outcome, str):
+                reason = filter_reason(step.name, outcome)
+                break
+            document = outcome
+        if reason is None and document is not original and has_too_many_marks(document.text):
+            reason = TOO_MANY_MARKS
+        if reason is None:
+            if document.metadata and not is_json(document.metadata):
+                what = "put values into metadata that JSON does not have"
+                raise _wrong(step, what, "filter-result", reader, original)
+            return document, None
+        reader.filtered[reason] += 1
+        if len(reader.filtered) > _MOST_REASONS:
+            raise _wrong(step, f"gave more than {_MOST_REASONS:,} reasons", "filter-reasons", reader)
+        return document, reason
 
     def _outcome(self, step: Step, document: Document, reader: DocumentReader) -> str | Document:
         """Return the document to keep, or the reason for dropping it."""

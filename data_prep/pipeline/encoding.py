@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -23,20 +24,42 @@ def document_id(normalized: str) -> int:
     return xxhash.xxh3_64_intdigest(normalized.encode())
 
 
+class EncodedDocuments(NamedTuple):
+    """The result of `encode_documents` for D documents.
+
+    Attributes:
+        section: the E documents that stay, encoded.
+        num_cut_words: their words that were encoded in parts.
+        drops: masks (D,) bool of the documents that are dropped, by reason.
+        texts: the E documents that stay, normalized.
+    """
+
+    section: Section
+    num_cut_words: int
+    drops: Mapping[str, np.ndarray]
+    texts: TextBatch
+
+    def reasons(self) -> Iterator[str | None]:
+        """Yield for each of the D documents why it is dropped; None for one that stays."""
+        for number in range(len(self.drops["empty"])):
+            yield next((reason for reason, is_so in self.drops.items() if is_so[number]), None)
+
+
 def encode_documents(
     documents: Sequence[Document],
     tokenizer: Tokenizer,
     settings: DocumentSettings,
     dropped: Counter[str],
     has_provenance: bool = False,
-) -> tuple[Section, int]:
+) -> EncodedDocuments:
     """Encode the documents that are neither empty, too short nor too long; count the others in `dropped`.
 
-    Returns the encoded documents, and how many of their words were encoded in parts. The language of the settings
-    applies to documents without a known language. With `has_provenance` every document has its provenance.
+    The language of the settings applies to documents without a known language. With `has_provenance` every document
+    has its provenance.
     """
     batch = normalize_batch([document.text for document in documents], tokenizer.normalization)
-    is_kept = _kept(batch, settings, dropped)
+    drops = _drops(batch, settings)
+    is_kept = ~(drops["empty"] | drops["too short"] | drops["too long"])
     kept = [documents[number] for number in np.flatnonzero(is_kept).tolist()]
     batch = batch.select(is_kept)
     languages = None
@@ -44,10 +67,12 @@ def encode_documents(
         languages = [known_language(document.language, settings.language) for document in kept]
     encoded = tokenizer.encode_batch([document.text for document in kept], batch, languages)
     if not encoded.has_tokens.all():
-        dropped["empty"] += int((~encoded.has_tokens).sum())
+        drops["empty"][np.flatnonzero(is_kept)[~encoded.has_tokens]] = True
         kept = [document for document, is_so in zip(kept, encoded.has_tokens.tolist(), strict=True) if is_so]
+        batch = batch.select(encoded.has_tokens)
+    dropped.update({reason: int(is_so.sum()) for reason, is_so in drops.items() if is_so.any()})
     section = Section(
-        document_ids=_document_ids(batch)[encoded.has_tokens],
+        document_ids=_document_ids(batch),
         document_lengths=encoded.lengths,
         sentence_counts=encoded.sentence_counts,
         sentence_lengths=encoded.sentence_lengths,
@@ -55,11 +80,11 @@ def encode_documents(
     )
     if has_provenance:
         section = dataclasses.replace(section, **pack_provenance(kept))
-    return section, encoded.num_cut_words
+    return EncodedDocuments(section, encoded.num_cut_words, drops, batch)
 
 
-def _kept(batch: TextBatch, settings: DocumentSettings, dropped: Counter[str]) -> np.ndarray:
-    """Return which documents (D,) bool are within the limits."""
+def _drops(batch: TextBatch, settings: DocumentSettings) -> dict[str, np.ndarray]:
+    """Return masks (D,) bool of the documents beyond the limits, by reason; a document is in one of them at most."""
     num_bytes = np.diff(batch.document_starts)
     shortest, longest = settings.min_document_characters, settings.max_document_characters or np.iinfo(np.int64).max
     # Without the space before the text. Most texts have one byte per character; the maximum is four.
@@ -68,12 +93,7 @@ def _kept(batch: TextBatch, settings: DocumentSettings, dropped: Counter[str]) -
         num_characters[number] = max(0, len(batch.document(number).decode()) - 1)
     is_empty = num_bytes == 0
     is_short = ~is_empty & (num_characters < shortest)
-    is_long = num_characters > longest
-    for reason, is_so in (("empty", is_empty), ("too short", is_short), ("too long", is_long)):
-        if is_so.any():
-            dropped[reason] += int(is_so.sum())
-    is_kept: np.ndarray = ~(is_empty | is_short | is_long)
-    return is_kept
+    return {"empty": is_empty, "too short": is_short, "too long": num_characters > longest}
 
 
 def _document_ids(batch: TextBatch) -> np.ndarray:

@@ -17,6 +17,7 @@ from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_task import sections_url
 from data_prep.pipeline.provenance_rows import with_kept_as
 from data_prep.pipeline.sections import Section, SectionWriter, join_sections, read_sections, select_documents
+from data_prep.pipeline.unit_rows import KeptIds
 from data_prep.storage import storage
 
 
@@ -28,16 +29,20 @@ def gathered_url(work_folder: str, group: int) -> str:
 def gather_group(job: Job, group: int) -> int:
     """Write the group's file, whose existence marks it as done; return the number of its documents."""
     selection, members = selection_of(job, group), job.destinations.in_group(group)
-    num_documents = 0
+    num_documents, kept = 0, KeptIds()
     with storage.local_write(gathered_url(job.work_folder, group)) as path, open(path, "wb") as file:
         writer = SectionWriter(file, len(members), job.dtype)
-        for section in unit_sections(job, group):
+        for number, section in unit_sections(job, group):
             selected = selection.select(section)
+            if "text" in job.keeps:
+                kept.add(number, selected)
             destinations = job.destinations.of_many(selected.document_ids, selected.sources)
             if len(destinations):
                 writer.add(selected, np.searchsorted(members, destinations))
             num_documents += len(destinations)
         writer.close({"members": members.tolist(), "dropped": selection.counts()})
+        if "text" in job.keeps:
+            kept.write(job, group)
     return num_documents
 
 
@@ -47,10 +52,11 @@ def selection_of(job: Job, group: int) -> Selection:
     return Selection(job.deduplication.exact, exclusions)
 
 
-def unit_sections(job: Job, group: int) -> Iterator[Section]:
-    """Yield the documents of a group in the order of the inputs."""
-    for name in job.units:
-        yield from read_sections(sections_url(job.work_folder, name), group, job.dtype)
+def unit_sections(job: Job, group: int) -> Iterator[tuple[int, Section]]:
+    """Yield the documents of a group in the order of the inputs, with the number of their unit."""
+    for number, name in enumerate(job.units):
+        for section in read_sections(sections_url(job.work_folder, name), group, job.dtype):
+            yield number, section
 
 
 class SeenIds:

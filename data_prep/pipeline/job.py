@@ -38,6 +38,7 @@ class Job:
         tokenizer_folder: a folder or URL.
         output: folder or URL of the data set.
         removed_names: files of the extended data set with removed URLs and corpus ids.
+        keeps: as `Plan.keeps`.
     """
 
     reading: SourceReading
@@ -54,6 +55,7 @@ class Job:
     work_folder: str
     output: str
     removed_names: tuple[FileRecord, ...]
+    keeps: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, tokenizer: Tokenizer, output: str) -> Job:
@@ -75,6 +77,7 @@ class Job:
             work_folder=storage.absolute(plan.work_folder(output)),
             output=storage.absolute(output),
             removed_names=() if plan.parent is None else files_of_removed_names(plan.parent),
+            keeps=plan.keeps,
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from data_prep.documents.rejects import BadInput
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.sections import Section, SectionWriter
+from data_prep.pipeline.unit_rows import Early, RowWriter, rows_url
 from data_prep.pipeline.units import Unit
 from data_prep.storage import storage
 
@@ -42,8 +43,8 @@ def sections_url(work_folder: str, unit_name: str) -> str:
 def map_unit(job: Job, unit: Unit) -> int:
     """Write the unit's work file, whose existence marks the unit as done; return the bytes of processed input.
 
-    With a search for near-duplicates, the file of signatures is written first. If a part turns out to be damaged after
-    some of its documents were used, the unit restarts without the part.
+    The file of signatures for a search for near-duplicates, and that of rows for `Job.keeps`, are written first. If a
+    part turns out to be damaged after some of its documents were used, the unit restarts without the part.
 
     Raises:
         UserError: an input is not the file that the work was planned with (`INPUT_CHANGED`), or cannot be read.
@@ -99,21 +100,25 @@ def _write(job: Job, unit: Unit, path: Path, spoiled: Mapping[int, str]) -> None
     languages = DocumentLanguages()
     digests: list[str] = []
     cut_words = num_empty_files = 0
-    with open(path, "wb") as file, _signature_writer(job, unit) as signatures:
+    with open(path, "wb") as file, _signature_writer(job, unit) as signatures, _row_writer(job, unit) as rows:
         writer = SectionWriter(file, job.destinations.num_sections, tokenizer.token_dtype)
 
-        def add(batch: list[Document]) -> int:
-            encoded, num_cut = encode_documents(batch, tokenizer, settings, dropped, job.has_provenance)
+        def add(batch: list[Document], early: Early) -> int:
+            found = encode_documents(batch, tokenizer, settings, dropped, job.has_provenance)
+            encoded = found.section
+            if rows is not None:
+                rows.add(batch, early, found)
             if len(encoded.document_ids):
                 sources = np.full(len(encoded.document_ids), unit.source, np.uint16)
                 encoded = dataclasses.replace(encoded, sources=sources)
                 writer.add(encoded, job.destinations.groups_of(encoded.document_ids))
                 if signatures is not None:
                     _sign(encoded, signatures)
-            return num_cut
+            return found.num_cut_words
 
         excluded = job.excluded_names()
         batches = _Batches(add, excluded)
+        on_drop = batches.drop if "dropped" in job.keeps else None
         for number, part in enumerate(unit.parts):
             if number in spoiled:
                 dropped[spoiled[number]] += 1
@@ -121,7 +126,7 @@ def _write(job: Job, unit: Unit, path: Path, spoiled: Mapping[int, str]) -> None
                 continue
             reader = job.reading.reader(part)
             reader.is_quiet = number <= max(spoiled, default=-1)
-            num_read = batches.read(filters.apply(reader), part.name, number, settings)
+            num_read = batches.read(filters.apply(reader, on_drop), part.name, number, settings)
             dropped.update(reader.dropped)
             if part.whole and not num_read and not reader.dropped:
                 num_empty_files += 1
@@ -149,6 +154,17 @@ def _signature_writer(job: Job, unit: Unit) -> Any:
     return open_signatures(signatures_url(job.work_folder, unit.name), job.deduplication)
 
 
+@contextmanager
+def _row_writer(job: Job, unit: Unit) -> Iterator[RowWriter | None]:
+    if not job.keeps:
+        yield None
+        return
+    with storage.local_write(rows_url(job.work_folder, unit.name)) as path, open(path, "wb") as file:
+        writer = RowWriter(file, job, unit.source)
+        yield writer
+        writer.close()
+
+
 def _sign(encoded: Section, writer: SignatureWriter) -> None:
     documents = np.split(encoded.tokens, np.cumsum(encoded.document_lengths, dtype=np.int64)[:-1])
     for identity, tokens in zip(encoded.document_ids.tolist(), documents, strict=True):
@@ -158,9 +174,10 @@ def _sign(encoded: Section, writer: SignatureWriter) -> None:
 class _Batches:
     """Documents of many parts, encoded in batches, without those of names that a takedown listed."""
 
-    def __init__(self, add: Callable[[list[Document]], int], excluded: ExcludedNames | None) -> None:
+    def __init__(self, add: Callable[[list[Document], Early], int], excluded: ExcludedNames | None) -> None:
         self._add, self._excluded = add, excluded
         self._batch: list[Document] = []
+        self._early: list[tuple[int, Document, str]] = []
         self._characters = 0
         self._cut_words = 0
 
@@ -187,12 +204,19 @@ class _Batches:
             raise _SpoiledPart(number, error.reason) from None
         return num_read
 
+    def drop(self, document: Document, reason: str) -> None:
+        """Take a document that a filter dropped, whose row follows those of the documents before it."""
+        self._early.append((len(self._batch), document, reason))
+        self._characters += len(document.text)
+        if self._characters >= _BATCH_CHARACTERS or len(self._early) >= _BATCH_DOCUMENTS:
+            self._encode()
+
     def finish(self) -> int:
         """Encode the rest; return how many words were encoded in parts."""
-        if self._batch:
+        if self._batch or self._early:
             self._encode()
         return self._cut_words
 
     def _encode(self) -> None:
-        self._cut_words += self._add(self._batch)
-        self._batch, self._characters = [], 0
+        self._cut_words += self._add(self._batch, self._early)
+        self._batch, self._early, self._characters = [], [], 0

@@ -81,6 +81,12 @@ class Plan:
         """How the sources are read."""
         return SourceReading.of(self.config, self.filters, self.formats)
 
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """What is kept of documents besides shards: "dropped" and "text", see `document_folders`."""
+        folders = {"dropped": self.config.keep_dropped, "text": self.config.text_output}
+        return tuple(name for name, folder in folders.items() if folder is not None)
+
     def work_folder(self, output: str) -> str:
         return storage.join(output, PREPARATION_WORK)
 
@@ -180,11 +186,11 @@ def plan_again(plan: Plan, tokenizer: Tokenizer) -> Plan:
 
 
 def _named(plan: Plan, units: Sequence[Unit]) -> Iterator[Unit]:
-    """Yield the units with names: a hash of the files with their stamps, of how they are read and of where texts go.
+    """Yield the units with names: hashes of the files with their stamps, how they are read, and what is made of them.
 
     What else determines the result of a unit is compared when unfinished work is resumed.
     """
-    common = [asdict(plan.destinations), plan.has_provenance]
+    common = [asdict(plan.destinations), plan.has_provenance, *([plan.keeps] if plan.keeps else [])]
     readings = [plan.reading.identity(number) for number in range(len(plan.config.sources))]
     for unit in units:
         parts = [[storage.redact(each.url), each.start, each.stop, *_BESIDES(each)] for each in unit.parts]

@@ -16,12 +16,7 @@ from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.versions import STAMPS_NAME
 from data_prep.executors.executors import Executor
 from data_prep.executors.phases import PhaseRunner
-from data_prep.pipeline.dropped_documents import (
-    check_dropped_folder,
-    check_dropped_kept,
-    keep_dropped,
-    remove_dropped,
-)
+from data_prep.pipeline.document_folders import check_folders, check_folders_written, remove_folders, write_folders
 from data_prep.pipeline.exclusion_phase import run_exclusions
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import (
@@ -82,7 +77,7 @@ def prepare_shards(
         manifest = _complete_already(plan, output)
         if manifest is not None:
             return manifest, False
-        check_dropped_folder(plan, output, unfinished_preparation(output))
+        check_folders(plan, output, unfinished_preparation(output))
         remove_unfinished(plan, output)
         forget_empty_work(plan, output)
         begin_work(plan, output, is_alone=True)
@@ -106,7 +101,7 @@ def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor 
     with storage.hold_lock(output, shard_range.name) as lock:
         if finished_manifest(plan, output) is not None:
             return False
-        check_dropped_folder(plan, output)
+        check_folders(plan, output)
         begin_work(plan, output)
         note_num_ranges(plan, output, shard_range.num_ranges)
         is_work = units_left(Job.of(plan, tokenizer, output), units_of_range(plan.units, shard_range)) > 0
@@ -127,7 +122,7 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Execut
         manifest = _complete_already(plan, output)
         if manifest is not None:
             return manifest, False
-        check_dropped_folder(plan, output, unfinished_preparation(output))
+        check_folders(plan, output, unfinished_preparation(output))
         job = Job.of(plan, tokenizer, output)
         if not has_begun(output):  # without a recorded plan, for which ranges of other settings would be refused
             check_all_mapped(job, plan.units, None)
@@ -183,7 +178,7 @@ def clear(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
 
 
 def _start_over(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
-    """Remove the files of preparations in `output`, and their dropped documents from the folder for those.
+    """Remove the files of preparations in `output`, and their documents from the folders for those.
 
     Raises:
         UserError: the data set has removals or additions, or that folder is of another data set; nothing was removed.
@@ -191,10 +186,10 @@ def _start_over(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
     if plan.parent is None:
         refuse_to_undo_changes(output)
         replaced = preparations_in(output)
-        check_dropped_folder(plan, output, replaced)
-        remove_dropped(plan, replaced)
+        check_folders(plan, output, replaced)
+        remove_folders(plan, replaced)
     else:
-        check_dropped_folder(plan, output)
+        check_folders(plan, output)
     remove_outputs(plan, output, keep_tokenizer=is_own_tokenizer(tokenizer, output))
 
 
@@ -211,7 +206,7 @@ def _complete_unlocked(plan: Plan, output: str) -> Manifest | None:
         return None
     if manifest is not None:
         _check_sizes(manifest, output)
-        check_dropped_kept(plan)
+        check_folders_written(plan)
     return manifest
 
 
@@ -223,7 +218,7 @@ def _complete_already(plan: Plan, output: str) -> Manifest | None:
         if not storage.exists(storage.join(output, STAMPS_NAME)):  # an earlier release made the data set
             record_stamps(plan, output)
         _check_sizes(manifest, output)
-        check_dropped_kept(plan)
+        check_folders_written(plan)
     return manifest
 
 
@@ -255,7 +250,7 @@ def _finish(plan: Plan, tokenizer: Tokenizer, output: str, runner: PhaseRunner) 
     _report_repetition(plan, train_tokens_by_source(plan, totals))
     runner.lock.check()
     remove_unfinished(plan, output)  # of killed workers
-    keep_dropped(plan, job, output, summary, runner)
+    write_folders(plan, later, output, summary, runner)
     record_stamps(plan, output)
     manifest = publish_shards(plan, tokenizer, output, summary, totals)
     remove_work(plan, output)

@@ -21,6 +21,7 @@ from data_prep.pipeline.gather_task import gathered_url, selection_of, unit_sect
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.provenance_rows import unpack_provenance
 from data_prep.pipeline.sections import Section, read_sections, select_documents, take_runs
+from data_prep.pipeline.unit_rows import KeptIds
 from data_prep.storage import storage
 from data_prep.storage.work_files import write_state
 
@@ -83,10 +84,12 @@ def _read(job: Job, shard: Shard) -> tuple[Section, list[ProvenanceRow], list[tu
     """Return the documents of the shard, the rows of its sidecar, and the documents that this task drops."""
     held, rows = _Held(job.dtype), list[ProvenanceRow]()
     selection = None if job.destinations.num_groups else selection_of(job, shard.destination)
-    num_documents = 0
-    for section in _sections(job, shard.destination):
+    num_documents, kept = 0, KeptIds()
+    for number, section in _sections(job, shard.destination):
         num_documents += len(section.document_ids)
         selected = section if selection is None else selection.select(section)
+        if selection is not None and "text" in job.keeps:
+            kept.add(number, selected)
         is_mine = np.ones(len(selected.document_ids), bool)
         if shard.only is not None:
             is_mine = selected.document_ids == np.uint64(shard.only)
@@ -101,17 +104,21 @@ def _read(job: Job, shard: Shard) -> tuple[Section, list[ProvenanceRow], list[tu
             fix="run the same command again with --fresh",
             code="lost-work",
         )
+    if selection is not None and "text" in job.keeps:
+        kept.write(job, shard.destination)
     dropped = selection.counts() if selection is not None and shard.counts_drops else []
     return held.documents(), rows, dropped
 
 
-def _sections(job: Job, destination: int) -> Iterator[Section]:
+def _sections(job: Job, destination: int) -> Iterator[tuple[int, Section]]:
+    """Yield the documents of a destination with the number of their unit, or of their group."""
     if not job.destinations.num_groups:
         yield from unit_sections(job, destination)
         return
     for group in job.destinations.groups_for(destination):
         number = int(np.searchsorted(job.destinations.in_group(group), destination))
-        yield from read_sections(gathered_url(job.work_folder, group), number, job.dtype)
+        for section in read_sections(gathered_url(job.work_folder, group), number, job.dtype):
+            yield group, section
 
 
 class _Held:

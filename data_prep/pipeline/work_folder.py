@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,7 +25,7 @@ from data_prep.dataset.versions import (
     refuse_unfinished,
     stray_files,
 )
-from data_prep.pipeline.dropped_documents import remove_dropped
+from data_prep.pipeline.document_folders import remove_folders
 from data_prep.pipeline.plan import BUDGETS, REREAD, Plan
 from data_prep.pipeline.plan_changes import changed_inputs, description, differences, stamps_of
 from data_prep.storage import storage
@@ -60,23 +60,30 @@ def begin_work(plan: Plan, output: str, is_alone: bool = False) -> None:
     Inputs may be others now: units have names by the stamps of their files, so those of changed files are done again.
     Work that stopped at bad input resumes if bad input is skipped now: its finished units had none. It resumes with
     other budgets too, which only the manifest holds. Where `is_alone`, so that no other process works on ranges, it
-    resumes with other filters or fields of a source too.
+    resumes with other filters or fields of a source too, and with other kept documents; all units are named by those.
 
     Raises:
         UserError: `output` holds other unfinished work; the message lists the differences.
     """
     url = storage.join(output, PLAN_NAME)
-    mine = {**description(plan), "parent": None if plan.parent is None else plan.parent.digest}
+    mine = {
+        **description(plan),
+        "parent": None if plan.parent is None else plan.parent.digest,
+        "keeps": list(plan.keeps),
+    }
     if plan.parent is not None:
         refuse_unfinished(output, (REMOVAL_WORK,))
     begun: dict[str, Any] | None = read_state(url) if storage.exists(url) else None
     if begun is not None and not _is_over(begun, plan, output):
         theirs = _with_budgets_of(mine, _with_policy_of(mine, begun))
+        kept = begun.get("keeps", [])
         found = differences(_with_readings_of(mine, theirs) if is_alone else theirs, mine)
+        if not is_alone and kept != mine["keeps"]:
+            found.append(f"its inputs were read {_options(kept)}, and now {_options(plan.keeps)}")
         if found:
             raise _refusal(output, "holds unfinished work of another preparation", found)
-        if any(begun[name] != mine[name] for name in ("config", "inputs")):
-            remove_dropped(plan, unfinished_preparation(output))
+        if any(begun.get(name, []) != mine[name] for name in ("config", "inputs", "keeps")):
+            remove_folders(plan, unfinished_preparation(output))
             write_state(url, {**begun, **mine})
         return
     if plan.parent is None and any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
@@ -317,6 +324,15 @@ def _description_of(manifest: Manifest, config: dict[str, Any], inputs: Iterable
         "config": {name: values for name, values in config.items() if name not in NO_SETTINGS},
         "inputs": {file.url: [file.source, file.bytes] for file in inputs},
     }
+
+
+def _options(keeps: Sequence[str]) -> str:
+    options = {"dropped": "--keep-dropped", "text": "--text-output"}
+    return (
+        f"with {' and '.join(options[each] for each in keeps)}"
+        if keeps
+        else f"without {' and '.join(options.values())}"
+    )
 
 
 def record_stamps(plan: Plan, output: str) -> None:

@@ -6,10 +6,11 @@ and the counts are exact. Nothing else depends on the estimate: the plan is a fu
 
 from __future__ import annotations
 
+import functools
 import io
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import cast
@@ -17,6 +18,7 @@ from typing import cast
 import numpy as np
 
 from data_prep.base.errors import UserError
+from data_prep.base.table import Column, Table
 from data_prep.base.terminal import counted
 from data_prep.config.preparation_config import INHERITED_BY_SOURCES, DocumentSettings
 from data_prep.documents.document import Document
@@ -24,6 +26,8 @@ from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import InputUnit, cannot_be_split, file_format, is_one_document
 from data_prep.documents.lines import Line, blank_line_blocks, bounded_lines, skip_to_line
 from data_prep.documents.rejects import BadInput
+from data_prep.filters.chain import StepCost
+from data_prep.filters.registry import without_logins
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.map_phase import check_sources
 from data_prep.pipeline.plan import BUDGETS, Plan
@@ -36,6 +40,8 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 
 SAMPLED_UNITS = 20
 SAMPLE_CHARACTERS = 20_000_000  # of all units together
+SAMPLE_SECONDS = 60.0  # for all units together: a slow filter is judged by fewer documents
+SAMPLE_SECONDS = 60.0  # for all units together; a slow filter is judged by fewer documents
 _BATCH_CHARACTERS = 1 << 20
 _COMPRESSED_BYTES = 1 << 20  # by which compression is judged
 _LINES = (".txt", ".jsonl", ".json")  # whose documents are counted line by line; of others buffers are counted
@@ -80,12 +86,20 @@ class Estimate:
         sample_text_bytes: text that was really encoded to know them.
         is_all: the sample is all of the inputs, so that the counts are exact.
         longest_unit_seconds: to read and encode the unit that takes longest; no number of workers makes it less.
+        costs: by the name of the source, what reading, each filter, and cleaning with encoding took of the sample.
     """
 
     sources: dict[str, Figures]
     sample_text_bytes: float
     is_all: bool
     longest_unit_seconds: float
+    costs: dict[str, list[StepCost]]
+
+    def hours(self, source: str, step: int) -> float:
+        """Core-hours of a step of `costs` for all inputs of a source."""
+        costs = self.costs[source]
+        sampled_seconds = sum(cost.seconds for cost in costs)
+        return self.sources[source].seconds * costs[step].seconds / max(sampled_seconds, 1e-9) / 3600
 
     @property
     def total(self) -> Figures:
@@ -118,8 +132,15 @@ def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
     chosen = {unit for units in groups.values() for unit in _spread(units, few)}
     most_characters = SAMPLE_CHARACTERS // max(len(chosen), 1)
     seen = set[int]()
+    filters = [each.filters for each in plan.reading.settings]
+    costs = [[StepCost() for _ in range(len(each) + 2)] for each in filters]
     # In order, for the first of equal texts stays.
-    samples = {u: _sample(u, plan, tokenizer, most_characters, seen) for u in plan.parts if u in chosen}
+    samples: dict[InputUnit, tuple[Figures, bool]] = {}
+    started_at = time.perf_counter()
+    for unit in (each for each in plan.parts if each in chosen):
+        stop_at = started_at + SAMPLE_SECONDS * (len(samples) + 1) / len(chosen)
+        documents = functools.partial(_first, most_characters=most_characters, stop_at=stop_at)
+        samples[unit] = _sample(unit, plan, tokenizer, documents, seen, costs[unit.source])
     parts: dict[str, list[Figures]] = {source.name: [] for source in plan.config.sources}
     longest_seconds = 0.0
     for (source, (ending, _)), units in groups.items():
@@ -136,35 +157,49 @@ def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
         counts = [Counter(dropped=round(each.dropped), duplicate=round(each.copies)) for each in sources.values()]
         check_sources(plan, [+each for each in counts], [round(each.documents) for each in sources.values()], {})
     text_bytes = sum(figures.text_bytes for figures, _ in samples.values())
-    return Estimate(sources, text_bytes, is_all, longest_seconds)
+    return Estimate(sources, text_bytes, is_all, longest_seconds, dict(zip(sources, costs, strict=True)))
 
 
 def _sample(
-    unit: InputUnit, plan: Plan, tokenizer: Tokenizer, most_characters: int, seen: set[int]
+    unit: InputUnit,
+    plan: Plan,
+    tokenizer: Tokenizer,
+    first: Callable[[Iterator[Document]], Iterator[Document]],
+    seen: set[int],
+    costs: list[StepCost],
 ) -> tuple[Figures, bool]:
     """Read and encode the unit's first documents; return their figures, and whether they are the whole unit.
 
     Args:
+        first: yields the first of the documents.
         seen: ids of the documents of the sample so far, to which those of the unit are added.
+        costs: as `Estimate.costs`, to which those of the unit are added.
     """
     settings, reader = plan.reading.settings[unit.source], plan.reading.reader(unit)
-    documents = _first(plan.reading.filters(unit.source).apply(reader), most_characters)
+    filtered = plan.reading.filters(unit.source).apply(reader, costs=costs[1:-1])
+    documents = first(filtered)
+    seconds_before, bytes_before = sum(cost.seconds for cost in costs), [cost.text_bytes for cost in costs]
     dropped: Counter[str] = Counter()
     num_documents, parts = 0, []
     started_at = time.perf_counter()
     try:
         for batch in batches(documents, lambda each: len(each.text), _BATCH_CHARACTERS):
             num_documents += len(batch)
-            parts.append(encode_documents(batch, tokenizer, settings, dropped)[0])
+            begun_at = time.perf_counter()
+            parts.append(encode_documents(batch, tokenizer, settings, dropped).section)
+            costs[-1].add("".join(document.text for document in batch), time.perf_counter() - begun_at)
     except BadInput as error:
         if settings.on_bad_input == "error" or not error.spoils_file:
             raise
         return Figures(unit.bytes, dropped=1, seconds=time.perf_counter() - started_at), True
     seconds = time.perf_counter() - started_at
+    # What came to the first filter, or to encoding, was read.
+    costs[0].text_bytes += costs[1].text_bytes - bytes_before[1]
+    costs[0].seconds += max(0.0, seconds - sum(cost.seconds for cost in costs) + seconds_before)
     is_whole = bool(reader.sha256)
     num_read = num_documents + sum(reader.dropped.values())
     read_bytes = unit.bytes if is_whole else min(unit.bytes, _bytes_of(unit, num_read, reader, settings))
-    encoded = join_sections([*parts, encode_documents([], tokenizer, settings, dropped)[0]])
+    encoded = join_sections([*parts, encode_documents([], tokenizer, settings, dropped).section])
     is_new = np.ones(len(encoded.document_ids), bool)
     if plan.config.deduplication.exact:
         for number, identity in enumerate(encoded.document_ids.tolist()):
@@ -184,11 +219,11 @@ def _sample(
     return figures, is_whole
 
 
-def _first(documents: Iterator[Document], most_characters: int) -> Iterator[Document]:
-    """Yield the first documents; one more is read, so that the end of the unit is noticed."""
+def _first(documents: Iterator[Document], most_characters: int, stop_at: float) -> Iterator[Document]:
+    """Yield the first documents until a time; one more is read, so that the end of the unit is noticed."""
     num_characters = 0
     for document in documents:
-        if num_characters >= most_characters:
+        if num_characters >= most_characters or (num_characters and time.perf_counter() >= stop_at):
             break
         yield document
         num_characters += len(document.text)
@@ -268,6 +303,64 @@ def estimate_report(plan: Plan, tokenizer: Tokenizer, found: Estimate, num_worke
         "of a shard"
     )
     yield from _unsplittable(plan)
+
+
+def described_steps(plan: Plan, tokenizer: Tokenizer, found: Estimate) -> Iterator[str]:
+    """Yield the pipeline of the plan, a line for each step in order, with its cost where the sample measured it.
+
+    Sources that are read and filtered alike share their lines.
+    """
+    config, names = plan.config, plan.reading.names
+    groups: dict[str, list[int]] = {}
+    for source, settings in enumerate(plan.reading.settings):
+        groups.setdefault(settings.model_dump_json(), []).append(source)
+    rows: list[tuple[str, str, str, str]] = []
+    for sources in groups.values():
+        settings = plan.reading.settings[sources[0]]
+        num_files = sum(file.source in sources for file in plan.inputs)
+        own = f" of {_listed([names[each] for each in sources])}" if len(groups) > 1 else ""
+        fields = [f"{name} {value}" for name, value in settings if name.endswith("_field") and value]
+        steps = [("read", f"{counted(num_files, 'file')}{own}: {', '.join(fields)}")]
+        for entry in settings.filters:
+            given = {**(entry.model_extra or {}), **({"version": entry.version} if entry.version else {})}
+            parameters = ", ".join(f"{name}={without_logins(value)!r:.60}" for name, value in given.items())
+            steps.append(("filter", f"{entry.name}{own}" + (f": {parameters}" if parameters else "")))
+        longest = settings.max_document_characters
+        limits = f"{settings.min_document_characters:,} to {'any number of' if longest is None else f'{longest:,}'}"
+        encoded = f"by tokenizer {tokenizer.fingerprint[:16]} of {tokenizer.vocab_size:,} tokens"
+        steps.append(("clean, encode", f"documents of {limits} characters, {encoded}"))
+        for step, (what, details) in enumerate(steps):
+            costs = [found.costs[names[each]][step] for each in sources]
+            rate = sum(cost.text_bytes for cost in costs) / max(sum(cost.seconds for cost in costs), 1e-9) / 1e6
+            hours = sum(found.hours(names[each], step) for each in sources)
+            rows.append(
+                (
+                    what,
+                    details,
+                    f"{rate:,.2f}" if rate else "-",
+                    (f"{hours:,.2f}" if hours >= 0.005 else "<0.01") if rate else "-",
+                )
+            )
+    copies = config.deduplication
+    near = f", near (threshold {copies.threshold:g}, {copies.num_hashes} hashes)" if copies.near else ""
+    kinds = f"exact{near}" if copies.exact else "none"
+    destinations = plan.destinations
+    shards = f"{destinations.num_train:,} train and {destinations.num_valid:,} valid at most"
+    rows += [("deduplicate", kinds, "-", "-"), ("write shards", shards, "-", "-")]
+    for what, folder in (("write dropped", config.keep_dropped), ("write texts", config.text_output)):
+        if folder is not None:
+            rows.append((what, storage.redact(folder), "-", "-"))
+    numbered = tuple((str(number), *row) for number, row in enumerate(rows, 1))
+    columns = (Column("#"), Column("step", False), Column("details", False), Column("MB/s"), Column("core-hours"))
+    note = (
+        "MB/s of one core on the text of the sample that comes to the step; core-hours of all inputs; -: not measured"
+    )
+    yield Table("steps", columns, numbered, note).text()
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN_FILES:,} more" if len(names) > _SHOWN_FILES else ""
+    return f"{', '.join(names[:_SHOWN_FILES])}{more}"
 
 
 def _described(figures: Figures, settings: DocumentSettings) -> str:

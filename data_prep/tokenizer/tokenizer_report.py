@@ -62,6 +62,9 @@ class TokenizerReport(BaseModel):
     sample_bytes: int
     corpus_documents: int
     corpus_bytes: int
+    is_before_filters: bool = Field(
+        False, description="filters judged the documents of the sample alone; the corpus and its shares are before them"
+    )
     held_out_in_sample: int = Field(description="documents measured on that were also learned from, for want of others")
     pieces_used: float = Field(description="share of the vocabulary that the held-out text uses")
     left_out_characters: LeftOutCharacters | None = Field(None, description="null in reports of earlier releases")

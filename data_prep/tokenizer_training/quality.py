@@ -63,6 +63,7 @@ def measure(
         sample_bytes=sample.num_bytes,
         corpus_documents=counts.documents.total(),
         corpus_bytes=counts.text_bytes.total(),
+        is_before_filters=counts.is_before_filters,
         held_out_in_sample=sum(document.document_hash in sample.choice for document in held_out),
         pieces_used=round(len(used) / tokenizer.vocab_size, 4),
         left_out_characters=LeftOutCharacters(
@@ -90,6 +91,7 @@ def report_lines(report: TokenizerReport) -> Iterator[str]:
     yield (
         f"trained on          {report.sample_documents:,} documents, {report.sample_bytes / 1e6:.2f} MB, of "
         f"{report.corpus_documents:,} documents, {report.corpus_bytes / 1e6:.2f} MB"
+        f"{', before filters' if report.is_before_filters else ''}"
     )
     yield f"measured on         {everything.documents:,} documents, {everything.text_bytes / 1e6:.2f} MB, {inside}"
     if report.left_out_characters is not None:
@@ -107,7 +109,8 @@ def report_lines(report: TokenizerReport) -> Iterator[str]:
     yield ""
     yield f"longest tokens      {'  '.join(report.longest_pieces)}"
     for source, reasons in report.dropped.items():
-        yield f"left out of {source}: " + ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        judged = " (of what the sample needs)" if report.is_before_filters else ""
+        yield f"left out of {source}{judged}: " + ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
     yield ""
     for pieces in report.examples:
         yield f"  {' '.join(pieces)}"

@@ -2,6 +2,9 @@
 
 The documents of a unit pass through a file, a line of JSON and the text each, so that neither the worker nor the
 transfer holds texts in memory. The result depends only on texts, settings and seed, not on the units and their order.
+
+Filters judge only the documents that may be in the sample or held out: those are chosen by the hashes of their texts
+before filters. With `sampling_alpha` below 1 they judge all, because the shares of the groups are those of what stays.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,7 +31,7 @@ from data_prep.base.progress import Progress
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
-from data_prep.executors.executors import Executor, run_units, shared
+from data_prep.executors.executors import Executor, num_processes, run_units, shared
 from data_prep.filters.chain import SourceReading, filter_identities
 from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization
@@ -53,7 +56,8 @@ LIMIT_NAME = "limit"
 _BATCH_CHARACTERS = 1 << 20
 _BATCH_DOCUMENTS = 1 << 14
 
-_CHOSEN, _HELD_OUT = "chosen", "held out"
+_CHOSEN, _HELD_OUT, _JUDGED = "chosen", "held out", "judged"
+_MOST_FLOORS = 1_000  # sources whose floors workers read
 
 Result = TypeVar("Result")
 
@@ -69,6 +73,10 @@ class SampleJob:
     multipliers: dict[str, int] | None = None
     """As `tempering` gives them, by source or language; None where all are alike."""
 
+    def is_lazy(self, source: int) -> bool:
+        """Return whether the documents of a source are chosen before its filters judge them."""
+        return self.settings.sampling_alpha == 1 and bool(self.reading.settings[source].filters)
+
 
 class SampleUnit(NamedTuple):
     """Input unit to sample from."""
@@ -79,12 +87,18 @@ class SampleUnit(NamedTuple):
 
 @dataclass
 class CorpusCounts:
-    """What was read: documents and bytes of text by (source, language), and what was left out by (source, reason)."""
+    """What was read: documents and bytes of text by (source, language), and what was left out by (source, reason).
+
+    Attributes:
+        is_before_filters: filters judged only the documents that the sample needed: `documents` and `text_bytes` are of
+            all that was read, and what filters and the limits of length left out is counted among the judged ones.
+    """
 
     documents: Counter[tuple[str, str]] = field(default_factory=Counter)
     text_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
+    is_before_filters: bool = False
 
     def add(self, other: CorpusCounts) -> None:
         self.documents.update(other.documents)
@@ -98,6 +112,38 @@ class CorpusCounts:
         for key, num_bytes in self.text_bytes.items():
             counts[key[("source", "language").index(kind)]] += num_bytes
         return counts
+
+
+class Judged(NamedTuple):
+    """A document that filters dropped or changed: its language and bytes before, and why it was dropped or both after.
+
+    Attributes:
+        rank: as that of `HeldOutDocument`.
+        reason: empty for one that stays.
+    """
+
+    rank: int
+    source: str
+    language: str
+    num_bytes: int
+    reason: str
+    language_after: str
+    bytes_after: int
+
+    def is_needed(self, limit: int | None) -> bool:
+        """Return whether the document is below the limit of the sample."""
+        return limit is None or key_of(0, EVEN, self.rank) < limit
+
+    def add_to(self, counts: CorpusCounts, has_all: bool) -> None:
+        """Count it; with `has_all`, which says that filters judged all documents, take it from those that were read."""
+        if self.reason:
+            counts.dropped[self.source, self.reason] += 1
+        if has_all:
+            counts.documents[self.source, self.language] -= 1
+            counts.text_bytes[self.source, self.language] -= self.num_bytes
+            if not self.reason:
+                counts.documents[self.source, self.language_after] += 1
+                counts.text_bytes[self.source, self.language_after] += self.bytes_after
 
 
 def draw_sample(
@@ -123,6 +169,8 @@ def draw_sample(
         multipliers = tempering(shares.bytes_by(settings.sampling_by), settings.sampling_alpha)
         job = replace(job, multipliers=multipliers)
     sample, totals = TrainingSample(settings.sample_bytes, settings.seed), CorpusCounts()
+    judged, written = list[Judged](), _Limits(None, {})
+    is_lazy = any(map(job.is_lazy, range(len(job.reading.settings))))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)
         with _writing(work):
@@ -131,16 +179,27 @@ def draw_sample(
             totals.add(counts)
             for warning in counts.warnings:
                 logger(__name__).warning(warning)
-            before = sample.choice.limit
-            for kind, document_hash, source, language, text in _documents(path):
+            for kind, values, text in _documents(path):
+                if kind == _JUDGED:
+                    judged.append(Judged(*values))
+                    continue
+                rank, document_hash, source, language = values
                 if kind == _HELD_OUT:
-                    sample.held_out_documents.add(HeldOutDocument(document_hash, source, language, text))
+                    document = HeldOutDocument(rank, document_hash, source, language, text)
+                    sample.held_out_documents.add(document)
                 else:
                     multiplier = _multiplier(multipliers, settings.sampling_by, source, language)
-                    sample.add_text(document_hash, source, language, text, multiplier)
+                    sample.add_text(document_hash, source, language, text, multiplier, rank)
             os.remove(path)
-            if sample.choice.limit != before:
-                storage.write_bytes(work / LIMIT_NAME, str(sample.choice.limit).encode())
+            judged = [each for each in judged if each.is_needed(sample.choice.limit)]
+            limits = _Limits.of(sample)
+            if limits != written:
+                storage.write_bytes(work / LIMIT_NAME, json.dumps(limits).encode())
+                written = limits
+    totals.is_before_filters = is_lazy and sample.choice.limit is not None
+    for each in judged:
+        each.add_to(totals, has_all=not totals.is_before_filters)
+    totals.documents, totals.text_bytes = +totals.documents, +totals.text_bytes
     return sample, totals
 
 
@@ -157,7 +216,8 @@ def sample_unit(job: SampleJob, unit: SampleUnit) -> tuple[CorpusCounts, str]:
     # A unit may be done twice at once, where a killed pool's other workers take a moment to end.
     path = Path(job.work_folder) / f"unit-{unit.number:06d}-{uuid.uuid4().hex}"
     with _writing(path), open(path, "wb") as file:
-        counts = _read(job, unit, _Writer(job, job.reading.names[unit.part.source], file).add)
+        writer = _Writer(job, job.reading.names[unit.part.source], file)
+        counts = _read_lazily(job, unit, writer) if job.is_lazy(unit.part.source) else _read(job, unit, writer.add)
         if counts.warnings:
             file.seek(0)
             file.truncate()
@@ -169,27 +229,37 @@ class _Writer:
 
     def __init__(self, job: SampleJob, source: str, file: BinaryIO) -> None:
         self._job, self._source, self._file = job, source, file
-        self._choice = Choice(job.settings.sample_bytes, _known_limit(job.work_folder))
-        self._held_out = HeldOut()
+        known = _Limits.known(job.work_folder)
+        self._choice = Choice(job.settings.sample_bytes, known.sample)
+        self._held_out = HeldOut(floors=known.held_out)
 
-    def add(self, language: str, text: str) -> None:
+    def needs(self, rank: int) -> bool:
+        """Return whether a document with this rank may be in the sample or held out, where all groups are alike."""
+        limit = self._choice.limit
+        return limit is None or key_of(0, EVEN, rank) < limit or self._held_out.may_hold(self._source, rank)
+
+    def add(self, language: str, text: str, rank: int | None = None) -> None:
         """Offer a cleaned text; of a held-out one the beginning is written whenever it becomes one."""
         job = self._job
         document_hash = hash_of(text, job.settings.seed)
+        rank = document_hash if rank is None else rank
         multiplier = _multiplier(job.multipliers, job.settings.sampling_by, self._source, language)
-        num_bytes = len(text) if text.isascii() else len(text.encode())
-        key = key_of(document_hash, multiplier)
-        taken, _ = self._choice.offer(document_hash, key, min(num_bytes, job.settings.sample_bytes))
+        key = key_of(document_hash, multiplier, rank)
+        taken, _ = self._choice.offer(document_hash, key, min(_num_bytes(text), job.settings.sample_bytes))
         if taken:
-            self._write(_CHOSEN, document_hash, language, text)
-        kept = self._held_out.add(HeldOutDocument(document_hash, self._source, language, text))
+            self._write(_CHOSEN, (rank, document_hash, self._source, language), text)
+        kept = self._held_out.add(HeldOutDocument(rank, document_hash, self._source, language, text))
         if kept is not None:
-            self._write(_HELD_OUT, document_hash, language, kept.text)
+            self._write(_HELD_OUT, (rank, document_hash, self._source, language), kept.text)
 
-    def _write(self, kind: str, document_hash: int, language: str, text: str) -> None:
+    def add_judged(self, judged: Judged) -> None:
+        """Write what filters did to a document."""
+        if judged.is_needed(self._choice.limit):
+            self._write(_JUDGED, judged, "")
+
+    def _write(self, kind: str, values: Sequence[Any], text: str) -> None:
         data = text.encode()
-        head = json.dumps([kind, document_hash, self._source, language, len(data)])
-        self._file.write(b"%s\n%s" % (head.encode(), data))
+        self._file.write(b"%s\n%s" % (json.dumps([kind, values, len(data)]).encode(), data))
 
 
 def _run(
@@ -199,18 +269,36 @@ def _run(
     units: Sequence[SampleUnit],
     executor: Executor | int,
 ) -> Iterator[Result]:
-    with Progress(title, sum(unit.part.bytes for unit in units), "MB", 1e6) as progress:
+    total, processes = sum(unit.part.bytes for unit in units), num_processes(executor, len(units))
+    with Progress(title, total, "MB", 1e6, num_tasks=len(units), num_processes=processes) as progress:
         for unit, result in run_units(shared(function, job), units, executor):
             yield result
             progress.add(unit.part.bytes)
 
 
-def _known_limit(work_folder: str) -> int | None:
-    """The key from which on no document is needed, as far as was known when the unit was begun."""
-    try:
-        return int((Path(work_folder) / LIMIT_NAME).read_text())
-    except FileNotFoundError:
-        return None
+class _Limits(NamedTuple):
+    """What is known of the documents that are not needed, from the units so far.
+
+    Attributes:
+        sample: as `Choice.limit`.
+        held_out: as `HeldOut.floors`.
+    """
+
+    sample: int | None
+    held_out: dict[str, int]
+
+    @classmethod
+    def of(cls, sample: TrainingSample) -> _Limits:
+        floors = sample.held_out_documents.floors()
+        return cls(sample.choice.limit, floors if len(floors) <= _MOST_FLOORS else {})
+
+    @classmethod
+    def known(cls, work_folder: str) -> _Limits:
+        """Read what was known when a unit was begun."""
+        try:
+            return cls(*json.loads((Path(work_folder) / LIMIT_NAME).read_bytes()))
+        except FileNotFoundError:
+            return cls(None, {})
 
 
 @contextlib.contextmanager
@@ -225,12 +313,12 @@ def _writing(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _documents(path: str) -> Iterator[tuple[str, int, str, str, str]]:
-    """What a unit wrote: (kind, hash, source, language, text)."""
+def _documents(path: str) -> Iterator[tuple[str, list[Any], str]]:
+    """What a unit wrote: kind, values, text."""
     with open(path, "rb") as file:
         while head := file.readline():
-            *values, num_bytes = json.loads(head)
-            yield *values, file.read(num_bytes).decode()
+            kind, values, num_bytes = json.loads(head)
+            yield kind, values, file.read(num_bytes).decode()
 
 
 def _multiplier(multipliers: dict[str, int] | None, sampling_by: str, source: str, language: str) -> int:
@@ -253,7 +341,7 @@ def _read(job: SampleJob, unit: SampleUnit, take: Callable[[str, str], None]) ->
                     counts.dropped[source, reason] += 1
                     continue
                 counts.documents[source, language] += 1
-                counts.text_bytes[source, language] += len(cleaned) if cleaned.isascii() else len(cleaned.encode())
+                counts.text_bytes[source, language] += _num_bytes(cleaned)
                 take(language, cleaned)
     except BadInput as error:
         if settings.on_bad_input == "error":
@@ -261,6 +349,50 @@ def _read(job: SampleJob, unit: SampleUnit, take: Callable[[str, str], None]) ->
         return CorpusCounts(dropped=Counter({(source, error.reason): 1}), warnings=[str(error)])
     counts.dropped.update({(source, reason): count for reason, count in reader.dropped.items()})
     return counts
+
+
+def _read_lazily(job: SampleJob, unit: SampleUnit, writer: _Writer) -> CorpusCounts:
+    """Give the documents of the unit that the sample needs to the writer, once filters have judged them.
+
+    All documents are counted, and `Judged` corrects the counts.
+    """
+    counts, number = CorpusCounts(), unit.part.source
+    settings, source, reader = job.reading.settings[number], job.reading.names[number], job.reading.reader(unit.part)
+    chain, normalization = job.reading.filters(number), job.settings.normalization
+    try:
+        read = ((document, reader.position) for document in reader)
+        for batch in batches(read, lambda each: len(each[0].text), _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
+            texts = _cleaned([document.text for document, _ in batch], normalization)
+            for (document, position), cleaned in zip(batch, texts, strict=True):
+                language, num_bytes = language_label(document.language or settings.language), _num_bytes(cleaned)
+                counts.documents[source, language] += 1
+                counts.text_bytes[source, language] += num_bytes
+                rank = hash_of(cleaned, job.settings.seed)
+                if not writer.needs(rank):
+                    continue
+                reader.position = position  # which errors of filters name
+                kept, reason = chain.judge(document, reader)
+                final, language_after = cleaned, language_label(kept.language or settings.language)
+                if reason is None:
+                    if kept.text is not document.text:
+                        (final,) = _cleaned([kept.text], normalization)
+                    reason = _why_dropped(final, settings)
+                if reason is None:
+                    writer.add(language_after, final, rank)
+                after = (language_after, _num_bytes(final))
+                if reason is not None or (language, num_bytes) != after:
+                    writer.add_judged(Judged(rank, source, language, num_bytes, reason or "", *after))
+    except BadInput as error:
+        if settings.on_bad_input == "error":
+            raise
+        return CorpusCounts(dropped=Counter({(source, error.reason): 1}), warnings=[str(error)])
+    left_out = reader.dropped - reader.filtered
+    counts.dropped.update({(source, reason): count for reason, count in left_out.items()})
+    return counts
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _cleaned(texts: Sequence[str], normalization: Normalization) -> Iterator[str]:

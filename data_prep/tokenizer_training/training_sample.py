@@ -40,8 +40,13 @@ _DECIMALS = Context(prec=28)  # its powers are the same on every machine, unlike
 
 
 class HeldOutDocument(NamedTuple):
-    """Beginning of a document on which the tokenizer is measured."""
+    """Beginning of a document on which the tokenizer is measured.
 
+    Attributes:
+        rank: those with the largest are held out: the hash of the text before filters, or of the text itself.
+    """
+
+    rank: int
     document_hash: int
     source: str
     language: str
@@ -49,18 +54,24 @@ class HeldOutDocument(NamedTuple):
 
 
 class HeldOut:
-    """Beginnings of some documents of every source: those with the largest hashes, far from the sample."""
+    """Beginnings of some documents of every source: those with the largest ranks, far from the sample."""
 
-    def __init__(self, max_documents: int = MAX_HELD_OUT, max_characters: int = 6_000) -> None:
-        """`max_documents` is of each source, `max_characters` of each document."""
+    def __init__(
+        self,
+        max_documents: int = MAX_HELD_OUT,
+        max_characters: int = 6_000,
+        floors: Mapping[str, int] | None = None,
+    ) -> None:
+        """`max_documents` is of each source, `max_characters` of each document; `floors` as the method gives them."""
         self._max_documents, self._max_characters = max_documents, max_characters
+        self._floors = floors or {}
         self._heaps: dict[str, list[HeldOutDocument]] = {}
 
     def add(self, document: HeldOutDocument) -> HeldOutDocument | None:
         """Offer a document; returns its beginning where it is kept for now."""
-        heap = self._heaps.setdefault(document.source, [])
-        if len(heap) >= self._max_documents and document.document_hash <= heap[0].document_hash:
+        if not self.may_hold(document.source, document.rank):
             return None
+        heap = self._heaps.setdefault(document.source, [])
         document = document._replace(text=document.text[: self._max_characters])
         if document in heap:
             return None
@@ -69,8 +80,17 @@ class HeldOut:
             heapq.heappop(heap)
         return document
 
+    def may_hold(self, source: str, rank: int) -> bool:
+        """Return whether a document of a source with this rank is kept for now, if it is offered."""
+        heap = self._heaps.get(source, [])
+        return rank > self._floors.get(source, -1) and (len(heap) < self._max_documents or rank > heap[0].rank)
+
+    def floors(self) -> dict[str, int]:
+        """Return by source the rank up to which no document is needed; without sources of which all are needed."""
+        return {name: heap[0].rank for name, heap in self._heaps.items() if len(heap) >= self._max_documents}
+
     def documents(self) -> Iterator[HeldOutDocument]:
-        """Yield them by source, the largest hash first."""
+        """Yield them by source, the largest rank first."""
         for source in sorted(self._heaps):
             yield from sorted(self._heaps[source], reverse=True)
 
@@ -98,12 +118,25 @@ class TrainingSample:
         text = "\n".join(paragraphs)
         document_hash = hash_of(text, self._seed)
         self.add_text(document_hash, source, language, text)
-        self.held_out_documents.add(HeldOutDocument(document_hash, source, language, text))
+        self.held_out_documents.add(HeldOutDocument(document_hash, document_hash, source, language, text))
 
-    def add_text(self, document_hash: int, source: str, language: str, text: str, multiplier: int = EVEN) -> None:
-        """Offer a cleaned text whose hash is known; the multiplier is that of its group by `tempering`."""
+    def add_text(
+        self,
+        document_hash: int,
+        source: str,
+        language: str,
+        text: str,
+        multiplier: int = EVEN,
+        rank: int | None = None,
+    ) -> None:
+        """Offer a cleaned text whose hash is known.
+
+        Args:
+            multiplier: of its group by `tempering`.
+            rank: the hash of the text before filters, if it is chosen by that.
+        """
         encoded = text.encode()[: self._sample_bytes]
-        key = key_of(document_hash, multiplier)
+        key = key_of(document_hash, multiplier, rank)
         names = [(source, language)]
         if self.choice.key(document_hash) == key:  # the same text again, maybe from another source: the first by name
             names.append(self._texts[document_hash][1:])
@@ -126,7 +159,7 @@ class TrainingSample:
         candidates = list(self.held_out_documents.documents())
         outside = Counter(document.source for document in candidates if document.document_hash not in self.choice)
         bytes_left = {source: total // _HELD_OUT_PART for source, total in num_bytes.items()}
-        for document_hash, source, *_ in candidates:
+        for _, document_hash, source, *_ in candidates:
             if document_hash not in self.choice or outside[source] >= _number_to_hold_out(documents[source]):
                 continue
             document_bytes = len(self._texts[document_hash][0])
@@ -277,9 +310,11 @@ class Choice:
             heapq.heappop(self._heap)
 
 
-def key_of(document_hash: int, multiplier: int) -> int:
-    """The key of a document by its hash and the multiplier of its group; no two texts have the same."""
-    return (document_hash * multiplier << 64) | document_hash
+def key_of(document_hash: int, multiplier: int, rank: int | None = None) -> int:
+    """The key of a document by its hash, the multiplier of its group, and its rank, by default its hash; no two texts
+    have the same.
+    """
+    return ((document_hash if rank is None else rank) * multiplier << 64) | document_hash
 
 
 def tempering(bytes_by_group: Mapping[str, int], alpha: float) -> dict[str, int]:

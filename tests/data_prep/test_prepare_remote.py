@@ -58,6 +58,20 @@ def test_a_killed_run_goes_on_and_ends_with_the_objects_of_a_local_run(
     assert s3_bucket.objects() == local and not s3_bucket.unfinished_uploads()
 
 
+@pytest.mark.long
+def test_texts_in_the_store_are_those_of_a_local_folder(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, s3_bucket: S3Bucket
+) -> None:
+    planned(small_corpus, tokenizer, *OVERRIDES, f"text_output={tmp_path / 'texts'}").make(tmp_path / "out")
+    remote = planned(small_corpus, tokenizer, *OVERRIDES, f"text_output={s3_bucket.url}/texts")
+    remote.make(f"{s3_bucket.url}/out", 2)
+    local = {f"texts/{name}": data for name, data in files_of(tmp_path / "texts").items()}
+    assert s3_bucket.objects("texts/") == local and len(local) > 5 and not s3_bucket.unfinished_uploads()
+    planned(f"{s3_bucket.url}/texts/*.jsonl.gz", tokenizer, *OVERRIDES).make(tmp_path / "again")
+    shards = [files_of(folder) for folder in (tmp_path / "out", tmp_path / "again")]
+    assert len({tuple(each[name] for name in each if name.startswith(("train", "valid"))) for each in shards}) == 1
+
+
 def units(bucket: S3Bucket) -> list[str]:
     """The finished units of the first phase."""
     return [name for name in bucket.keys("out/.work/") if name.endswith(".sections")]

@@ -171,11 +171,14 @@ def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_st
     if kind == "sources and sidecars":
         run = Run(with_copies(small_corpus, tmp_path), small_tokenizer, *SOURCES_AND_SIDECARS)
     elif kind != "lines":
-        kept = f"keep_dropped={tmp_path / 'dropped'}"
-        run = Run(tables_of(small_corpus, tmp_path / "tables"), small_tokenizer, kept)
+        folders = [f"keep_dropped={tmp_path / 'dropped'}", f"text_output={tmp_path / 'texts'}"]
+        run = Run(tables_of(small_corpus, tmp_path / "tables"), small_tokenizer, *folders)
     duration = run.to_the_end(tmp_path / "whole")
-    dropped = files_of(tmp_path / "dropped") if kind == "tables with filters" else {}
-    shutil.rmtree(tmp_path / "dropped", ignore_errors=True)
+    dropped, texts = (
+        ({}, {}) if kind != "tables with filters" else map(files_of, (tmp_path / "dropped", tmp_path / "texts"))
+    )
+    for name in ("dropped", "texts"):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
     generator = random.Random(7)
     num_finished = []
     for moment in range(4):
@@ -187,6 +190,7 @@ def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_st
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     if kind == "tables with filters":
         assert files_of(tmp_path / "dropped") == dropped and len(dropped) > 2
+        assert files_of(tmp_path / "texts") == texts and len(texts) > 2
         counts = json.loads(dropped["dropped.json"])
         reasons = ("decontamination: leaks", "url_blocklist: domain", "metadata: ", "drop_fours: four")
         assert all(reason in json.dumps(counts) for reason in reasons), counts

@@ -120,8 +120,8 @@ def test_no_scheduler_and_no_worker_are_told(scheduler: str, monkeypatch: pytest
 def test_row_12_half_of_the_dask_workers_killed_half_way_gives_the_bytes_of_one_process(
     small_corpus: Path, tokenizer: Tokenizer, scheduler: str, workers: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    plan = plan_of(small_corpus, tokenizer)
-    plan.make(tmp_path / "one")
+    plan_of(small_corpus, tokenizer, f"text_output={tmp_path / 'one-texts'}").make(tmp_path / "one")
+    plan = plan_of(small_corpus, tokenizer, f"text_output={tmp_path / 'texts'}")
     work, done_at_the_kill = tmp_path / "out" / ".work", []
 
     def kill_one() -> None:
@@ -139,6 +139,7 @@ def test_row_12_half_of_the_dask_workers_killed_half_way_gives_the_bytes_of_one_
     assert workers[0].wait(10) == -signal.SIGKILL and workers[1].poll() is None
     assert 3 <= done_at_the_kill[0] < len(plan.plan.units)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
+    assert files_of(tmp_path / "texts") == files_of(tmp_path / "one-texts")
 
 
 class KillsAfterFirst(DaskExecutor):

@@ -94,7 +94,7 @@ def test_a_word_too_long_for_memory_is_encoded_in_parts_and_counted(
     word = "riverteacher\u00e9" * 20
     texts = ["word " * 50, f"a {word} b. {word}", "x" * 99, "x" * 100, CHINESE * 5]
     documents = [Document(text) for text in texts]
-    section, num_cut = encode_documents(documents, tokenizer, DocumentSettings(), Counter())
+    section, num_cut, *_ = encode_documents(documents, tokenizer, DocumentSettings(), Counter())
     assert num_cut == 4  # with its space the word of 100 letters is one byte too long; the Chinese has no space
     check(section, texts, ["en"] * len(texts), tokenizer)
     ends = np.cumsum(section.document_lengths)

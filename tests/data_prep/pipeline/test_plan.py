@@ -33,7 +33,7 @@ def test_every_section_is_part_of_the_identity_unless_it_is_named_as_without_eff
     config = config_of(small_corpus)
     described = make_plan(config, tokenizer).described_config()
     assert set(described) == set(PreparationConfig.model_fields) - WITHOUT_EFFECT
-    assert set(WITHOUT_EFFECT) == {"tokenizer", "storage_options", "num_workers", "keep_dropped"}
+    assert set(WITHOUT_EFFECT) == {"tokenizer", "storage_options", "num_workers", "keep_dropped", "text_output"}
     assert set(described["documents"]) == DocumentSettings.model_fields.keys() - {"format"}, "sources have it"
 
     class Extended(PreparationConfig):

@@ -18,9 +18,9 @@ from data_prep import Tokenizer
 from data_prep.base.errors import UserError
 from data_prep.pipeline.plan import Plan
 from data_prep.reports import estimate as estimate_module
-from data_prep.reports.estimate import estimate, estimate_report
+from data_prep.reports.estimate import described_steps, estimate, estimate_report
 from tests.support.error_codes import coded
-from tests.support.preparations import Planned, planned
+from tests.support.preparations import Planned, planned, read_texts, write_texts
 
 
 def plan_of(tokenizer: Tokenizer, sources: dict[str, list[Path]], **documents: object) -> Plan:
@@ -54,6 +54,32 @@ def test_what_a_source_has_of_its_own_is_shown(small_corpus: Path, tokenizer: To
     report = list(estimate_report(preparation.plan, tokenizer, found, 1, "out"))
     shown = "  source own has its own text_field body, url_field link, filters url_blocklist"
     assert [line for line in report if "of its own" in line or "its own" in line] == [shown]
+
+
+def test_steps_are_described_in_order_with_the_rates_and_hours_of_the_filters(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate_module, "SAMPLE_CHARACTERS", 400_000)
+    texts = read_texts(small_corpus)
+    write_texts(tmp_path / "a.jsonl", [f"{text} {number}" for number in range(40) for text in texts])
+    slow = {"name": "tests.support.filters:take_time", "milliseconds": 3}
+    source = {"input": tmp_path / "a.jsonl", "filters": [{"name": "metadata", "keep": "source == 'a'"}, slow]}
+    folders = [f"text_output={tmp_path / 'texts'}", f"keep_dropped={tmp_path / 'dropped'}"]
+    preparation = planned({"a": source, "plain": small_corpus}, tokenizer, *folders, deduplication={"near": True})
+    found = estimate(preparation.plan, tokenizer)
+    lines = "\n".join(described_steps(preparation.plan, tokenizer, found)).splitlines()
+    steps = "read filter filter clean, read clean, deduplicate write write write".split()
+    assert [line.split()[1] for line in lines[1:-1]] == steps
+    assert "take_time of a: milliseconds=3" in lines[3] and "exact, near (threshold 0.8, 128 hashes)" in lines[7]
+    sampled, rate = found.costs["a"][2], float(lines[3].split()[-2])
+    assert rate == pytest.approx(sampled.text_bytes / sampled.seconds / 1e6, abs=0.01)
+    text_bytes = 40 * sum(len(text.encode()) for text in texts)
+    assert found.hours("a", 2) * 3600 == pytest.approx(text_bytes / 1e6 / rate, rel=0.2)
+    assert found.hours("a", 2) * 3600 > 0.003 * 8000
+    assert lines[-2].split()[-2:] == lines[-4].split()[-2:] == ["-", "-"]
+    monkeypatch.setattr(estimate_module, "SAMPLE_SECONDS", 0.2)
+    hurried = estimate(preparation.plan, tokenizer)
+    assert 0 < hurried.costs["a"][2].text_bytes < sampled.text_bytes / 2 and not hurried.is_all
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import PreparationConfig
-from data_prep.tokenizer_training import sampling
+from data_prep.tokenizer_training import sampling, training_sample
 from data_prep.tokenizer_training.sampling import CorpusCounts, _cleaned, draw_sample, language_label
 from tests.support.made_up_documents import TrainingSample, lines_of
 from tests.support.preparations import NORMALIZATION, config_of, paragraphs_of
@@ -195,6 +195,67 @@ def test_later_units_write_only_what_may_still_be_needed(tmp_path: Path, monkeyp
     config = config.model_copy(update={"shards": config.shards.model_copy(update={"unit_bytes": 8_000})})
     drawn(config, tmp_path / "work")
     assert len(sizes) > 5 and sum(sizes[3:]) / len(sizes[3:]) < sizes[0] / 2
+
+
+FILTERS = [{"name": "tests.support.filters:count_call"}, {"name": "tests.support.filters:shorten", "words": 20}]
+FILTERS += [{"name": "metadata", "keep": "score >= 1"}]
+
+
+def filtered(folder: Path, num_documents: int, unit_bytes: int = 6_000, **tokenizer: Any) -> PreparationConfig:
+    """Documents of which one of three is dropped, and long ones are shortened."""
+    rows = [{"text": text, "score": number % 3} for number, text in enumerate(texts(num_documents, 3))]
+    documents = {"metadata_fields": ["score"], "filters": FILTERS, "min_document_characters": 20}
+    source = {"a": [write(folder, "a.jsonl", rows)]}
+    return sampled_from(source, documents=documents, tokenizer=tokenizer, shards={"unit_bytes": unit_bytes})
+
+
+def test_filters_judge_only_what_the_sample_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = tmp_path / "calls"
+    monkeypatch.setenv("FILTER_CALLS", str(calls))
+    monkeypatch.setattr(training_sample.HeldOut.__init__, "__defaults__", (10, 6_000, None))
+    config = filtered(tmp_path, 6_000, sample_bytes=20_000)
+    sample, counts = drawn(config, tmp_path / "work")
+    num_calls = len(calls.read_text().splitlines())
+    assert sample.num_bytes >= 20_000 and sample.num_documents < num_calls < 6_000 / 3
+    assert counts.is_before_filters and counts.documents.total() == 6_000
+    judged = sample.num_documents + counts.dropped.total()
+    assert counts.dropped["a", "filter metadata: not score >= 1"] == pytest.approx(judged / 3, rel=0.25)
+    assert all(len(line.split()) <= 20 for line in lines_of(sample.texts()))
+
+
+def test_the_sample_of_filtered_documents_is_the_same_over_units_orders_and_budgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FILTER_CALLS", str(tmp_path / "calls"))
+    config = filtered(tmp_path, 900, unit_bytes=1 << 20, sample_bytes=9_000)
+    expected = everything_of(drawn(config, tmp_path / "work"))
+    parted = filtered(tmp_path, 900, unit_bytes=5_000, sample_bytes=9_000)
+    units = find_units(find_inputs(parted), parted)
+    for order in (units, units[::-1]):
+        assert everything_of(draw_sample(parted, order, tmp_path / "work", 1)) == expected
+    whole = filtered(tmp_path, 900, sample_bytes=10**6)
+    sample, counts = drawn(whole, tmp_path / "work")
+    tempered, all_judged = drawn(filtered(tmp_path, 900, sample_bytes=10**6, sampling_alpha=0.5), tmp_path / "work")
+    assert sorted(lines_of(sample.texts())) == sorted(lines_of(tempered.texts()))
+    assert counts == all_judged and not counts.is_before_filters
+
+
+def test_a_filter_that_fails_names_the_line_of_its_document(tmp_path: Path) -> None:
+    rows = [{"text": text, "score": "?" if number == 17 else 3} for number, text in enumerate(texts(30, 3))]
+    documents = {"metadata_fields": ["score"], "filters": FILTERS[-1:]}
+    config = sampled_from({"a": [write(tmp_path, "a.jsonl", rows)]}, documents=documents)
+    with pytest.raises(UserError, match=r"a\.jsonl line 18\b"):
+        drawn(config, tmp_path / "work")
+
+
+def test_without_transforms_the_sample_is_that_of_the_documents_that_stay(tmp_path: Path) -> None:
+    rows = [{"text": text, "score": number % 3} for number, text in enumerate(texts(900, 3))]
+    settings: dict[str, Any] = {"documents": {"metadata_fields": ["score"]}, "tokenizer": {"sample_bytes": 9_000}}
+    kept = sampled_from({"a": [write(tmp_path, "kept.jsonl", [row for row in rows if row["score"]])]}, **settings)
+    settings["documents"] |= {"filters": FILTERS[-1:]}
+    config = sampled_from({"a": [write(tmp_path, "a.jsonl", rows)]}, **settings)
+    expected, found = drawn(kept, tmp_path / "work")[0], drawn(config, tmp_path / "work")[0]
+    assert list(found.texts()) == list(expected.texts()) and found.held_out() == expected.held_out()
 
 
 def test_the_command_line_source_is_one_source(tmp_path: Path) -> None:
