@@ -19,7 +19,7 @@ from data_prep.base.terminal import counted, duration
 if TYPE_CHECKING:
     import tqdm
 
-_FIRST_SECONDS, _LINE_SECONDS, _BAR_SECONDS = 3.0, 5.0, 1.0
+_FIRST_SECONDS, _LINE_SECONDS, _SOON_SECONDS = 3.0, 5.0, 1.0
 
 _begun: dict[object, int] = {}  # by worker, the amount that is done of its unit
 
@@ -115,12 +115,14 @@ class Progress:
 
     def _show(self) -> None:
         """Show how far the work is until it is over, from a thread of its own."""
-        seconds = _FIRST_SECONDS if self._bar is None else _BAR_SECONDS
+        seconds = _FIRST_SECONDS if self._bar is None else _SOON_SECONDS
         while not self._is_over.wait(seconds):
             if self._bar is None:
-                if self._done < self._total:
+                has_estimate = self._reached() > self._first
+                if self._done < self._total and (has_estimate or seconds == _FIRST_SECONDS):
                     print(self._line(time.monotonic() - self._started_at), file=sys.stderr, flush=True)
-                seconds = _LINE_SECONDS
+                # An estimate is shown as soon as there is one.
+                seconds = _LINE_SECONDS if has_estimate else _SOON_SECONDS
             else:
                 self._bar.set_description_str(f"{self._title}{self._details()}", refresh=False)
                 self._bar.n = self._reached() / self._scale
