@@ -19,7 +19,7 @@ from data_prep.base.terminal import counted, duration
 if TYPE_CHECKING:
     import tqdm
 
-_FIRST_SECONDS, _LINE_SECONDS, _BAR_SECONDS = 3.0, 5.0, 1.0
+_FIRST_SECONDS, _LINE_SECONDS, _SOON_SECONDS = 3.0, 5.0, 1.0
 
 _begun: dict[object, int] = {}  # by worker, the amount that is done of its unit
 
@@ -115,13 +115,16 @@ class Progress:
 
     def _show(self) -> None:
         """Show how far the work is until it is over, from a thread of its own."""
-        seconds = _FIRST_SECONDS if self._bar is None else _BAR_SECONDS
+        seconds = _FIRST_SECONDS if self._bar is None else _SOON_SECONDS
         while not self._is_over.wait(seconds):
             if self._bar is None:
-                if self._done < self._total:
+                has_estimate = self._reached() > self._first
+                if self._done < self._total and (has_estimate or seconds == _FIRST_SECONDS):
                     print(self._line(time.monotonic() - self._started_at), file=sys.stderr, flush=True)
-                seconds = _LINE_SECONDS
+                # An estimate is shown as soon as there is one.
+                seconds = _LINE_SECONDS if has_estimate else _SOON_SECONDS
             else:
+                self._bar.set_description_str(f"{self._title}{self._details()}", refresh=False)
                 self._bar.n = self._reached() / self._scale
                 self._bar.refresh()
 
@@ -145,16 +148,20 @@ class Progress:
         """Format megabytes to a tenth and counts, such as shards, in full."""
         return f"{amount:,}" if self._scale == 1.0 else f"{amount / self._scale:.1f}"
 
-    def _line(self, elapsed_seconds: float) -> str:
-        reached = self._reached()
-        rate = (reached - self._first) / max(elapsed_seconds, 1e-9)
-        amounts = f"{self._amount(reached)} of {self._amount(self._total)} {self._unit}"
+    def _details(self) -> str:
+        """Return the units and processes in brackets, after a space; empty if neither is known."""
         details = []
         if self._num_tasks not in (None, self._total):
             details.append(f"{self._tasks_done:,} of {counted(self._num_tasks, 'unit')}")
         if self._num_processes is not None:
             details.append("1 process" if self._num_processes == 1 else f"{self._num_processes:,} processes")
-        amounts += f" ({', '.join(details)})" if details else ""
+        return f" ({', '.join(details)})" if details else ""
+
+    def _line(self, elapsed_seconds: float) -> str:
+        reached = self._reached()
+        rate = (reached - self._first) / max(elapsed_seconds, 1e-9)
+        amounts = f"{self._amount(reached)} of {self._amount(self._total)} {self._unit}"
+        amounts += self._details()
         left = f"{duration((self._total - reached) / rate)} left" if rate else "time left unknown"
         return f"{self._title}: {amounts}, {_rate(rate / self._scale)} {self._unit}/s, {left}"
 

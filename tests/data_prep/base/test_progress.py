@@ -98,7 +98,8 @@ def test_a_command_prints_an_estimate_while_it_works_on_its_first_units(
     root = Path(__file__).resolve().parents[3]
     with subprocess.Popen(words, cwd=root, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        line = next(each for each in process.stderr if "unit" in each)
+        first = next(each for each in process.stderr if "unit" in each)
+        line = first if "unknown" not in first else next(process.stderr)
         process.kill()
     assert re.search(r"\(0 of 2 units, 2 processes\), [0-9.]+ MB.*/s, \d:\d\d left", line), line
 
@@ -132,7 +133,7 @@ def test_what_is_counted_has_no_tenths(capsys: pytest.CaptureFixture[str]) -> No
 def test_one_is_singular_and_large_rates_have_separators(
     amount: int, unit: str, ending: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = iter([0.0, 1.0, 2.0])
+    clock = iter([0.0, 2.0])
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with Progress("x", amount, unit) as shown:
         shown.add(amount)
