@@ -140,17 +140,17 @@ class Finetune:
         experiment = replace(prepare(read), seeds=(settings["seed"],))
         best = Best(experiment.metric)
         run_variant(experiment, read.variants[0], ExperimentRuns(None, model).child, best.keep)
-        fitted, one = best.kept
+        fitted, fit = best.kept
         if settings.get("save_model_to") is not None:
             save_without_head(fitted, model, settings["save_model_to"])
-        scores = {f"valid/{name}": value for name, value in one.valid_scores.items()}
+        scores = {f"valid/{name}": value for name, value in fit.valid_scores.items()}
         if third is not None:
-            scores |= {f"{third}/{name}": value for name, value in one.scores.items()}
+            scores |= {f"{third}/{name}": value for name, value in fit.scores.items()}
         for part, name in {"valid": "valid", **({} if third is None else {"test": third})}.items():
             yardstick = experiment.data.baseline_scores(part)
             scores |= {f"{BASELINE}{name}/{metric}": value for metric, value in yardstick.items()}
         num_skipped = sum(part.examples.num_incomplete for part in experiment.data.parts.values())
-        others = {"learning_rate": one.learning_rate, "epoch": one.best_epoch, "skipped_rows": num_skipped}
+        others = {"learning_rate": fit.learning_rate, "epoch": fit.best_epoch, "skipped_rows": num_skipped}
         return {**scores, **others}
 
 

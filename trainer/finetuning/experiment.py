@@ -99,7 +99,7 @@ class VariantResult:
 
 
 class Best:
-    """The fitted model with the best valid score so far; no other one is kept in memory."""
+    """The fitted model with the best valid score so far; no other model is kept in memory."""
 
     def __init__(self, metric: str) -> None:
         self._metric = metric

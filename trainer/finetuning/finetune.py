@@ -142,13 +142,13 @@ def fit_experiment(experiment: Experiment, log: Callable[[str], None]) -> Finetu
         log(f"\n{text}")  # before anything is written, so that a full disk loses no result
         picture = report.write(output, f"{settings.task}: {settings.files.train.name}", text)
         folder = output / "model"
-        model, one = best.kept
-        save_fitted_model(model, experiment.encoder, folder, _fit_facts(experiment, one), runs.parent.run_id)
+        model, fit = best.kept
+        save_fitted_model(model, experiment.encoder, folder, _fit_facts(experiment, fit), runs.parent.run_id)
         report.log(runs.parent, text, picture)
         log(
             f"\ncurves: {output / 'curves.png'}\nmodel: {folder}\n"
-            f"saved: {one.variant}, seed {one.seed}, learning rate {one.learning_rate:g}, selected by valid "
-            f"{metric} {one.valid_scores[metric]:.4f} ({report.valid_yardstick()})"
+            f"saved: {fit.variant}, seed {fit.seed}, learning rate {fit.learning_rate:g}, selected by valid "
+            f"{metric} {fit.valid_scores[metric]:.4f} ({report.valid_yardstick()})"
         )
     if runs.parent.view_hint:
         log(f"metrics: {runs.parent.view_hint}")
@@ -177,7 +177,7 @@ def _run_params(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _fit_facts(experiment: Experiment, one: Fit) -> FitFacts:
+def _fit_facts(experiment: Experiment, fit: Fit) -> FitFacts:
     from trainer.finetuning.fitted_model import FitFacts
 
     settings, data = experiment.settings, experiment.data
@@ -185,7 +185,7 @@ def _fit_facts(experiment: Experiment, one: Fit) -> FitFacts:
     of_fit = ("variant", "learning_rate", "seed", "best_epoch", "valid_scores", "scores")
     return FitFacts(
         **{name: getattr(settings, name) for name in of_settings},
-        **{name: getattr(one, name) for name in of_fit},
+        **{name: getattr(fit, name) for name in of_fit},
         base_model=str(settings.model) if is_address(settings.model) else Path(settings.model).name,
         max_length=data.preprocessor.max_length,
         num_examples=data.num_examples,

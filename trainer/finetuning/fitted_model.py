@@ -140,11 +140,7 @@ class FittedModel:
 
     @classmethod
     def load(cls, folder: Path) -> FittedModel:
-        """Load a folder that `save_fitted_model` wrote, or a classifier, tagger or question answerer from elsewhere.
-
-        Raises:
-            UserError: the folder is not a fitted model.
-        """
+        """Load a folder that `save_fitted_model` wrote, or a classifier, tagger or question answerer from elsewhere."""
         config, facts = load_config(folder), read_facts(folder)
         name = facts.task if facts else _task_of(config, folder)
         task = make_task(name, [str(text) for _, text in sorted(config.id2label.items())])

@@ -106,9 +106,9 @@ class Comparison:
         yield from self.rate_lines()
         yield ""
         yield from self._length_lines(best)
-        for one in best:
+        for fit in best:
             yield ""
-            yield from self._failure_lines(one)
+            yield from self._failure_lines(fit)
 
     def score_lines(self) -> Iterator[str]:
         """Yield a row per variant, the best one first, with mean and deviation over the seeds; the yardstick last."""
@@ -118,7 +118,7 @@ class Comparison:
         yield f"scores on {part}; {spread if num_seeds > 1 else 'one seed (--seeds 3 shows the spread)'}"
         yield _row("variant", "rate", task.metrics)
         by_score = -sign_of(self.metric)
-        for result in sorted(self.results, key=lambda one: by_score * one.mean_and_spread(self.metric)[0]):
+        for result in sorted(self.results, key=lambda result: by_score * result.mean_and_spread(self.metric)[0]):
             cells = [figure_of_seeds(result.scores(metric)) for metric in task.metrics]
             yield _row(result.variant, f"{result.learning_rate:g}", cells)
         scores = self.data.reported_baseline
@@ -160,7 +160,7 @@ class Comparison:
         """Return the score of a variant, whose fits are complete, in one line."""
         score = f"{result.variant}: {self.metric} {figure_of_seeds(result.scores(self.metric))}"
         yardstick = f"{self.data.task.baseline_name} {figure(self.data.reported_baseline[self.metric])}"
-        seconds = duration(sum(one.seconds for one in result.fits))
+        seconds = duration(sum(fit.seconds for fit in result.fits))
         return f"{score} ({yardstick}); {counted(len(result.fits), 'chosen fit')} in {seconds}"
 
     def write(self, output: Path, title: str, text: str) -> bytes:
@@ -195,7 +195,7 @@ class Comparison:
         task, lengths = self.data.task, self.data.reported.encoded.num_tokens
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         size = -(-len(order) // min(NUM_LENGTH_GROUPS, len(set(lengths))))
-        columns = {one.variant: self._example_scores(one.predictions) for one in fits}
+        columns = {fit.variant: self._example_scores(fit.predictions) for fit in fits}
         columns[task.baseline_name] = self._example_scores(self.data.baseline(self.data.scored_on))
         yield f"{task.example_score} by length of the text"
         yield f"{'tokens':<14}{'examples':>9}" + "".join(f"{name:>11}" for name in columns)
@@ -205,20 +205,20 @@ class Comparison:
             means = [figure(fmean(scores[number] for number in group)) for scores in columns.values()]
             yield f"{span:<14}{len(group):>9,}" + "".join(f"{mean:>11}" for mean in means)
 
-    def _failure_lines(self, one: Fit) -> Iterator[str]:
+    def _failure_lines(self, fit: Fit) -> Iterator[str]:
         """Yield the worst predictions of a fit, those with the highest probability first among equals."""
         examples, task = self.data.reported.examples, self.data.task
-        labels, scores = self.data.reported.labels, self._example_scores(one.predictions)
+        labels, scores = self.data.reported.labels, self._example_scores(fit.predictions)
         sign = -1.0 if task.example_score == "error" else 1.0
         order = sorted(
-            range(len(scores)), key=lambda number: (sign * scores[number], -(one.predictions[number].probability or 0))
+            range(len(scores)), key=lambda number: (sign * scores[number], -(fit.predictions[number].probability or 0))
         )
         worst = [number for number in order if sign < 0 or scores[number] < 1.0][:NUM_FAILURES]
         names = {"error": "largest errors", "accuracy": "most confident wrong predictions"}
         what = names.get(task.example_score, "worst predictions")
-        yield f"{what} of {one.variant} (seed {one.seed}):" if worst else f"{one.variant} makes no errors"
+        yield f"{what} of {fit.variant} (seed {fit.seed}):" if worst else f"{fit.variant} makes no errors"
         for number in worst:
-            guess, text = one.predictions[number], examples.texts[number]
+            guess, text = fit.predictions[number], examples.texts[number]
             sure = f" ({guess.probability:.2f})" if guess.probability is not None else ""
             display = shorten(text if isinstance(text, str) else " ".join(text))
             if examples.pairs is not None:
@@ -246,8 +246,8 @@ class Comparison:
         for result in self.results:
             spreads = {metric: result.mean_and_spread(metric) for metric in data.task.metrics}
             fits = [
-                {"seed": one.seed, "best_epoch": one.best_epoch, "seconds": round(one.seconds, 1), "scores": one.scores}
-                for one in result.fits
+                {"seed": fit.seed, "best_epoch": fit.best_epoch, "seconds": round(fit.seconds, 1), "scores": fit.scores}
+                for fit in result.fits
             ]
             variants[result.variant] = {
                 "learning_rate": result.learning_rate,
@@ -312,8 +312,8 @@ def _edge(result: VariantResult) -> str:
 def _mean_curve(fits: Sequence[Fit], name: str) -> Curve:
     """Return mean and extremes over the seeds at each step that any of them reached (some may stop early)."""
     by_epoch: dict[float, list[float]] = {}
-    for one in fits:
-        for point in one.points:
+    for fit in fits:
+        for point in fit.points:
             if point.name == name:
                 by_epoch.setdefault(round(point.epoch, 4), []).append(point.value)
     epochs = sorted(by_epoch)

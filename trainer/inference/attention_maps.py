@@ -51,11 +51,7 @@ def attention_maps(folder: Path, first: str, second: str | None = None) -> Atten
 
 
 def choose(numbers: list[int] | None, count: int, option: str) -> list[int]:
-    """Return the given numbers, counted from 1, as indices; all indices if none is given.
-
-    Raises:
-        UsageError: a number is out of range.
-    """
+    """Return the given numbers, counted from 1, as indices; all indices if none is given."""
     for number in numbers or []:
         if not 1 <= number <= count:
             raise UsageError(

@@ -152,11 +152,7 @@ class FillMask:
         return token
 
     def predict(self, text: str, top_k: int = 5) -> Prediction:
-        """Fill every mask of `text`; if the text is longer than the model takes, read a window around each mask.
-
-        Raises:
-            UsageError: there is no mask in the text.
-        """
+        """Fill every mask of `text`; if the text is longer than the model takes, read a window around each mask."""
         import torch
 
         (text,) = checked_texts([text])
@@ -311,9 +307,6 @@ def mask_random_word(
     """Mask one whole word of `text`, never punctuation; (seed, text) determine which one.
 
     Each function of `preferred` restricts the choice, for instance to words of one token, unless no word would be left.
-
-    Raises:
-        UsageError: the text has no word.
     """
     words = list(_WORD.finditer(text.replace(mask_token, "\0" * len(mask_token))))
     if not words:

@@ -46,11 +46,7 @@ class NextSentence:
 
     @classmethod
     def load(cls, folder: Path, name: str | None = None) -> NextSentence:
-        """Load a Hugging Face folder; errors about a missing head call the folder `name`, by default its path.
-
-        Raises:
-            UsageError: the folder has no trained head for pairs.
-        """
+        """Load a Hugging Face folder; errors about a missing head call the folder `name`, by default its path."""
         remedy = (
             "give a model that was pretrained with data.sentence_pairs, or fine-tune this one on labeled pairs with "
             "`clozeworks finetune`"
@@ -75,11 +71,7 @@ class NextSentence:
         return cls(model, load_text_tokenizer(folder), LABELS[pair_task(folder)])
 
     def predict(self, first: str, second: str) -> PairPrediction:
-        """Judge a pair; of a pair that exceeds the maximum length the longer text is truncated first.
-
-        Raises:
-            UsageError: a text is empty.
-        """
+        """Judge a pair; of a pair that exceeds the maximum length the longer text is truncated first."""
         if not first.strip() or not second.strip():
             raise UsageError("one text of the pair is empty", fix="give two sentences", code="empty-text")
         batch = self._preprocessor.collate(self._preprocessor.rows([first], [second])[0])

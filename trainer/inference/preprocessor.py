@@ -45,11 +45,7 @@ class Preprocessor:
 
     @classmethod
     def load(cls, folder: Path) -> Preprocessor:
-        """Load the preprocessor of a model's folder.
-
-        Raises:
-            UserError: tokenizer or config.json cannot be read, or `max_length` refuses the model.
-        """
+        """Load the preprocessor of the model in a folder."""
         config, tokenizer = load_config(folder), load_text_tokenizer(folder)
         return cls(tokenizer, max_length(config, tokenizer), getattr(config, "type_vocab_size", 0) > 1)
 
