@@ -4,7 +4,7 @@
 
 Efficiency is tokens/s over what as many GPUs would reach that sent nothing. With N parameters, T of them in the word
 matrix (the decoder's too), W ranks on M nodes of L, b bytes per weight and g per gradient on the wire
-(trainer/model/numerics.py) and A accumulation steps, a rank sends in one optimizer step (rings send (W - 1) / W of
+(trainer/config/gradient_sum.py) and A accumulation steps, a rank sends in one optimizer step (rings send (W - 1) / W of
 a tensor for a gather or a reduction, twice that for an all-reduce):
 
 - ZeRO 0: gradients all-reduced once: 2 g N (W - 1) / W.
@@ -39,11 +39,11 @@ from dataclasses import dataclass
 
 from trainer import load_config
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from trainer.config.gradient_sum import gradient_sum
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.deepspeed_keys import BATCH_KEYS
-from trainer.model.numerics import gradient_sum
 from trainer.model.sizes import flops_per_token
 from trainer.objectives.pretraining import num_parameters
 

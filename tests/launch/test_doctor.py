@@ -211,7 +211,10 @@ REFUSED = {
     ),
     "optimizer": (["optimizer.name=nowhere:lion"], "nowhere"),
     "objective": (
-        ["objectives=[{name: masked_lm}, {name: 'tests.support.toy_objectives:MetricIsReserved'}]"],
+        [
+            "objectives=[{name: masked_lm}, {name: 'tests.support.toy_objectives:MetricIsReserved'}]",
+            "data.sentence_pairs=none",
+        ],
         "has metric='own_toy'",
     ),
     "shards": (["data.shards=nowhere"], "data.shards=nowhere does not exist"),

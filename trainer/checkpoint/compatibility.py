@@ -16,10 +16,10 @@ from data_prep.base.validation import first_problem
 from trainer.checkpoint.format import DataIdentity, SavedState
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.custom_code import OBJECTIVE, OPTIMIZER, is_custom, is_version_of_code, versions_of
+from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
 from trainer.config.objective_settings import SENTENCE_PAIRS, Objectives, ObjectiveSettings, objectives_of
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.stages import ROPE_BASES, Stage
-from trainer.model.numerics import BY_NODES, SUM_OVER_RANKS
 
 VERSION = "version of "
 NUMERICS = "numerics: "

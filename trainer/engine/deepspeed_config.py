@@ -18,9 +18,9 @@ from data_prep.base.settings import merged
 from data_prep.base.terminal import counted
 from data_prep.storage.storage import redacted_settings
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from trainer.config.gradient_sum import gradient_sum
 from trainer.config.run_config import RunConfig
 from trainer.engine.deepspeed_keys import BATCH_KEYS, KEYS, Owned, Passed, Refused
-from trainer.model.numerics import gradient_sum
 
 GATHER_BUCKET_ELEMENTS = 50_000_000
 """Elements of a bucket of new weights; DeepSpeed's 500 million would take 2 GB of fp32 on every device."""

@@ -27,7 +27,7 @@ class Passed(NamedTuple):
     is_section: bool = False
     is_switch: bool = False
     exchanged: bool | float | None = None
-    """The fixed value where this project sums gradients (`trainer/model/numerics.py`); None if the key works."""
+    """The fixed value where this project sums gradients (`trainer/config/gradient_sum.py`); None if the key works."""
 
 
 class Refused(NamedTuple):

@@ -11,14 +11,14 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
 from data_prep.base.processor import Processor, this_processor
 from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS, gradient_sum
 from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.distributed.gradient_reduction import ranks_per_node
@@ -166,34 +166,3 @@ def describe_numerics(config: RunConfig, ranks: Ranks) -> dict[str, str]:
         if is_exchanged and (per_node := ranks_per_node(ranks)) > 1:
             described[SUM_OVER_RANKS] += f"{BY_NODES}{per_node} ranks"
     return described
-
-
-SUM_OVER_RANKS = "sum over ranks"
-"""Entry of a checkpoint's `numerics` about the sum; it counts if there are several ranks before and after."""
-BY_NODES = ", first in nodes of "
-"""The text after it counts on the same number of ranks: on another one the order of additions changes anyway."""
-
-
-class GradientSum(NamedTuple):
-    """How gradients are summed over several ranks; the sum is fp32 where this project exchanges them."""
-
-    is_exchanged: bool
-    """Whether `trainer/distributed/gradient_reduction.py` sums (each contribution is rounded once); else DeepSpeed."""
-    sent: str
-    """Type on the wire: bf16, fp16 or fp32."""
-
-
-def gradient_sum(config: RunConfig, user: Mapping[str, Any] | None = None) -> GradientSum:
-    """Return how a run sums gradients; `user` are its own DeepSpeed settings.
-
-    An all-reduce in 16 bits rounds after every addition, so DeepSpeed reduces in fp32 unless the user says otherwise.
-    """
-    given = (config.deepspeed or {}) if user is None else user
-    section = given.get("bf16", given.get("bfloat16"))
-    is_at_once = not isinstance(section, Mapping) or section.get("immediate_grad_update", True)
-    is_bf16 = config.training.precision == "bf16"
-    is_exchanged = config.zero.stage == 1 and is_bf16 and not config.zero.offload_optimizer and bool(is_at_once)
-    sent = given.get("communication_data_type")
-    if sent in (None, "auto"):
-        sent = "bf16" if is_exchanged else "fp32"
-    return GradientSum(is_exchanged, sent)

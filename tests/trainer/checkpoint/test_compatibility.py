@@ -15,9 +15,9 @@ from trainer.checkpoint.compatibility import (
 from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
 from trainer.config.custom_code import versions_of
 from trainer.config.duration import Duration
+from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BatchWarmup, StageSettings, TrainingSettings
-from trainer.model.numerics import BY_NODES, SUM_OVER_RANKS
 
 NUMERICS = {"attention kernel": "by_sequence", "torch build": "2.13.0+cpu"}
 IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")
