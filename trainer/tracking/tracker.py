@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
@@ -40,15 +40,21 @@ CLOSE_SECONDS = 15.0
 REQUEST_TIMEOUT_SECONDS = 30  # the thread waits for a slow server, and retries itself
 
 
-class MetricLog(Protocol):
-    """The interface of tracking for the training loop."""
+class MetricLog:
+    """The interface of tracking for the training loop; by default nothing is tracked."""
 
     @property
-    def run_id(self) -> str | None: ...
+    def run_id(self) -> str | None:
+        return None
+
     @property
-    def tracking_uri(self) -> str | None: ...
+    def tracking_uri(self) -> str | None:
+        return None
+
     @property
-    def view_hint(self) -> str: ...
+    def view_hint(self) -> str:
+        return ""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def log_params(self, params: Mapping[str, Any]) -> None: ...
     def log_tags(self, tags: Mapping[str, str]) -> None: ...
@@ -59,24 +65,11 @@ class MetricLog(Protocol):
     def close(self, status: MlflowStatus) -> None: ...
 
 
-class NullTracker:
+class NullTracker(MetricLog):
     """Tracks nothing: for other ranks and for tests."""
 
-    run_id: str | None = None
-    tracking_uri: str | None = None
-    view_hint: str = ""
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-    def log_params(self, params: Mapping[str, Any]) -> None: ...
-    def log_tags(self, tags: Mapping[str, str]) -> None: ...
-    def log_artifact_text(self, name: str, text: str) -> None: ...
-    def log_artifact(self, name: str, data: bytes) -> None: ...
-    def log_data_set(self, data_set: DataSetInput) -> None: ...
-    def log_picture(self) -> None: ...
-    def close(self, status: MlflowStatus) -> None: ...
-
-
-class Tracker:
+class Tracker(MetricLog):
     """One MLflow run, from its first start through every resume."""
 
     def __init__(
