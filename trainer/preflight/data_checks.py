@@ -112,12 +112,11 @@ def _describe_data_set(url: str, manifest: Manifest, run: PlannedRun, tokens_rea
     epochs = tokens_read / max(train.tokens, 1)
     # An epoch of sentence pairs has fewer: pairs that are longer than a row are truncated.
     has_pairs = any(stage.data.sentence_pairs != "none" for stage in run.config.stages)
-    times = f"{epochs:,.2f} times as many as these" if has_pairs else f"about {format_epochs(epochs)} of these"
-    text = f"the run reads {tokens_read:,} tokens, {times}"
-    yield Finding("ok", "tokens", text)
-    if epochs > MANY_EPOCHS:
-        text = f"the run repeats these tokens for {format_epochs(epochs)}; lower training.max_steps or add data"
-        yield Finding("warn", "tokens", text)
+    times = f"{epochs:,.2f} times the train tokens" if has_pairs else f"{format_epochs(epochs)} of the train tokens"
+    text = f"the run reads {tokens_read:,} tokens, about {times}"
+    is_much = epochs > MANY_EPOCHS
+    advice = "; lower training.max_steps or add data" if is_much else ""
+    yield Finding("warn" if is_much else "ok", "tokens", text + advice)
     multiple = max(of_model.pad_vocab_size_to_multiple_of, USUAL_PADDING)
     if of_model.vocab_size > -(-vocab_size // multiple) * multiple:
         text = (

@@ -44,12 +44,13 @@ def explain(run: PlannedRun, expects_shards: bool = False) -> str:
     """
     config, ranks = run.config, counted(run.world_size, "rank")
     uncounted = ["the number of steps is unknown, as the epochs cannot be counted"]
+    only = f"; {TENSORS_ONLY}" if run.gpu is None else ""  # the line about the GPU says it
     parts = [
         ("Parameters", parameter_lines(run)),
         ("Stages", stage_lines(run) if run.uncounted is None else uncounted),
         ("Batches", batch_lines(run)),
         *([("Operations", flops_lines(config))] if run.uncounted is None else []),
-        (f"Memory per rank, GiB (estimate, {ranks}, {config.training.precision}; {TENSORS_ONLY})", memory_lines(run)),
+        (f"Memory per rank, GiB (estimate, {ranks}, {config.training.precision}{only})", memory_lines(run)),
         ("Activations of a micro-batch by part, GiB (activations and logits above)", activation_lines(run)),
         ("Shards", list(shard_lines(run, expects_shards))),
     ]

@@ -83,6 +83,7 @@ def report(config: RunConfig, rehearsal: RunConfig, world_size: int) -> Table:
     note = "at this speed; a batch-size ramp-up has smaller steps, and evaluations and saves come on top"
     if total:
         note = f"the whole run: {long_duration(total)} {note}"
+    note = f"{note}; {rehearsal.output_dir} is removed, with its metrics"
     columns = (Column("stage"), Column("name", is_number=False), *map(Column, names))
     return Table("rehearsal", columns, tuple(rows), note)
 

@@ -28,7 +28,8 @@ class Saving:
     def __init__(self, follower: Any = None) -> None:
         self.warnings: list[str] = []
         settings = SimpleNamespace(on_failed_save="continue", upload_to=None)
-        config: Any = SimpleNamespace(checkpoint=settings, output_dir="run", branch=None)
+        stage = SimpleNamespace(first_step=0)
+        config: Any = SimpleNamespace(checkpoint=settings, output_dir="run", branch=None, stage_of=lambda step: stage)
         engine: Any = SimpleNamespace(ranks=ALONE)
         reporter: Any = SimpleNamespace(
             info=lambda text: None, warn=self.warnings.append, note=lambda event, values: None

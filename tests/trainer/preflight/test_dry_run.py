@@ -113,7 +113,9 @@ def test_shards_that_hardly_fit_the_run_are_warned_of(small_shards):
     (line,) = warnings(*fits, "model.vocab_size=897")
     assert "model.vocab_size=897" in line and "800 tokens" in line
     (line,) = warnings(*fits, "training.max_steps=10000000")
-    assert re.search(r"\d,\d{3} epochs", line)
+    assert re.search(r"\d,\d{3}\.\d\d times the train tokens; lower", line)
+    (line,) = warnings(*fits, "training.max_steps=10000000", "data.sentence_pairs=none")
+    assert re.search(r"\d,\d{3} epochs of the train tokens; lower", line)
 
 
 def test_a_micro_batch_that_is_less_than_its_bound_is_named():
