@@ -343,11 +343,10 @@ def record_stamps(plan: Plan, output: str) -> None:
 def _read_stamps(output: str) -> dict[str, dict[str, str]]:
     """Return the recorded stamps; none where an earlier release made the data set, or the file is damaged."""
     url = storage.join(output, STAMPS_NAME)
+    found: Any = None
     with suppress(UserError):
-        if storage.exists(url):
-            stamps: dict[str, dict[str, str]] = read_state(url)
-            return stamps
-    return {}
+        found = read_state(url) if storage.exists(url) else None
+    return {name: each for name, each in found.items() if isinstance(each, dict)} if isinstance(found, dict) else {}
 
 
 def _refusal(output: str, what: str, found: list[str], has_changes: bool = False, fix: str = "") -> UserError:
