@@ -34,7 +34,9 @@ def test_every_section_is_part_of_the_identity_unless_it_is_named_as_without_eff
     described = make_plan(config, tokenizer).described_config()
     assert set(described) == set(PreparationConfig.model_fields) - WITHOUT_EFFECT
     assert set(WITHOUT_EFFECT) == {"tokenizer", "storage_options", "num_workers", "keep_dropped", "text_output"}
-    assert set(described["documents"]) == DocumentSettings.model_fields.keys() - {"format"}, "sources have it"
+    assert set(described["documents"]) == DocumentSettings.model_fields.keys() - {"format", "sentences"}
+    none = make_plan(config_of(small_corpus, "documents.sentences=none"), tokenizer).described_config()
+    assert none["documents"] == {**described["documents"], "sentences": "none"}, "the default is left out"
 
     class Extended(PreparationConfig):
         rewriting: DeduplicationSettings = DeduplicationSettings()
