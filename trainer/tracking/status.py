@@ -15,15 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from data_prep.base.known_secrets import hide_secrets
 from trainer.tracking.process_identity import Count, ProcessIdentity, own_identity
-
-if TYPE_CHECKING:
-    from trainer.distributed.watchdog import Heartbeat
 
 STATUS_NAME = "status.json"
 HISTORY_NAME = "history.jsonl"
@@ -83,6 +80,17 @@ class Status(_Record, ProcessIdentity):
     def last_sign(self) -> float:
         """When the run last gave a sign of life, in seconds since 1970."""
         return max(self.written_at, self.heartbeat_at or 0.0)
+
+
+class Activity(Protocol):
+    """The operation of the main thread of a run; `marks` grows with each operation."""
+
+    @property
+    def marks(self) -> int: ...
+    @property
+    def doing(self) -> str: ...
+    @property
+    def patience_seconds(self) -> int: ...
 
 
 class BranchRecord(_Record):
@@ -176,14 +184,14 @@ class RunStatus:
     """
 
     def __init__(
-        self, output_dir: Path, on_error: Callable[[OSError], None], activity: Callable[[], Heartbeat] | None = None
+        self, output_dir: Path, on_error: Callable[[OSError], None], activity: Callable[[], Activity] | None = None
     ) -> None:
         """`on_error` is called with the first error of several writes in a row that fail; the next beat tries again.
 
         `activity` returns the operation of the main thread, which every heartbeat records.
         """
         self._output_dir, self._on_error, self._activity = Path(output_dir), on_error, activity
-        self._seen: Heartbeat | None = None
+        self._seen: Activity | None = None
         self._moved_at = 0.0
         self._latest: dict[str, Any] | None = None
         self._changed = threading.Event()
