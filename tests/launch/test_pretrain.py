@@ -82,7 +82,7 @@ def test_a_broken_link_as_output_folder_is_refused(tmp_path):
         (["--dry-run", "--gpus", "8,64"], "Fix: add --ranks N to --dry-run"),
         (["--deepspeed", "ds.json"], "Fix: write --deepspeed_config ds.json (DeepSpeed JSON). [unknown-option]"),
         (["--nonsense"], "unknown option --nonsense"),
-        (["per_device_train_batch_size=8"], "Fix: write training.micro_batch_tokens=512 (8 seq"),
+        (["per_device_train_batch_size=8"], "Fix: write training.micro_batch_tokens=512 (8 rows"),
     ],
 )
 def test_a_wrong_configuration_is_refused_before_anything_starts(tmp_path, overrides, said):

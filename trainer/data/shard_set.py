@@ -17,7 +17,7 @@ from data_prep.base.logs import logger
 from data_prep.dataset.counts import read_token_counts
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord
-from data_prep.dataset.missing_data_set import PLAN_NAME, holds_tokenizer, tokenizer_instead_of_shards
+from data_prep.dataset.missing_data_set import PLAN_NAME, holds_tokenizer, is_text_file, tokenizer_instead_of_shards
 from data_prep.dataset.shard_index import ShardIndex, read_index
 from data_prep.storage import storage
 from data_prep.storage.hub import download_from_hub, hub_name
@@ -166,10 +166,6 @@ def has_valid_split(shard_sets: Sequence[ShardSet]) -> bool:
     return any(shard_set.manifest.valid.documents for shard_set in shard_sets)
 
 
-_TEXT_SUFFIXES = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow", ".xml")
-_COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
-
-
 def check_is_data_set(url: str) -> None:
     """Check that a local path can be a data set, before its manifest is looked for.
 
@@ -191,10 +187,10 @@ def check_is_data_set(url: str) -> None:
     names = sorted(each.name for each in path.iterdir()) if path.is_dir() else []
     if holds_tokenizer(names):
         raise tokenizer_instead_of_shards(f"data.shards={url}")
-    text = str(path) if path.is_file() and _is_text(path.name) else None
+    text = str(path) if path.is_file() and is_text_file(path.name) else None
     if PLAN_NAME in names:
         return  # an unfinished preparation, which reading the manifest explains
-    if text_files := [name for name in names if _is_text(name)]:
+    if text_files := [name for name in names if is_text_file(name)]:
         suffix = "." + text_files[0].partition(".")[2] if "." in text_files[0] else ""
         text = f"{path}/*{suffix}"
     if text is not None:
@@ -205,14 +201,6 @@ def check_is_data_set(url: str) -> None:
             "data.shards=data/shards",
             code="text-instead-of-shards",
         )
-
-
-def _is_text(name: str) -> bool:
-    if name.startswith("."):
-        return False
-    for suffix in _COMPRESSIONS:
-        name = name.removesuffix(suffix)
-    return name.endswith(_TEXT_SUFFIXES)
 
 
 def open_shard_set(
