@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainer.config.training_settings import OptimizerSettings
+from trainer.distributed.memory import keep_freed_memory
 from trainer.engine.optimizer import build_optimizer
 
 
@@ -82,6 +83,8 @@ class PlainEngine:
         self.train()
         self.backward(compute_loss())
         self.clear_gradients()
+        if self.device.type == "cpu":
+            keep_freed_memory()
 
     def destroy(self) -> None:
         """Do nothing: there are no hooks or buffers to release."""

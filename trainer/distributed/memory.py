@@ -28,8 +28,11 @@ def keep_freed_memory() -> bool:
     By default glibc maps every large tensor with `mmap` and returns it to the system when it is freed, so each step
     pays for the same pages again. Measured on 100 steps of `small_cpu`, one rank, one thread, start included: 34.3 s of
     CPU time in the program and 16.7 s in the kernel by default, 31.9 s and 1.6 s with kept memory, and the same losses
-    (AMD EPYC, torch 2.13.0, 2026-11-24). Resident memory stays at its peak instead of falling between steps; the peak
-    itself is about the same.
+    (AMD EPYC, torch 2.13.0, 2026-11-24).
+
+    Resident memory stays at its peak instead of falling between steps. Call it once the model and the states of its
+    optimizer exist: earlier, their large buffers would lie among freed ones of other sizes, in gaps that no later
+    buffer fits.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

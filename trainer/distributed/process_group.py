@@ -28,7 +28,6 @@ from data_prep.base.processor import this_processor
 from trainer.config.training_settings import DistributedSettings
 from trainer.distributed import rank_environment as environment
 from trainer.distributed.exit import end_process, reports_lost_peer
-from trainer.distributed.memory import keep_freed_memory
 from trainer.distributed.rendezvous import RankIsMissing, first_line, interface_to_others, meet
 
 _chosen_here: set[str] = set()
@@ -91,7 +90,6 @@ def initialize_distributed(
             )
         torch.cuda.set_device(local_rank)
     else:
-        keep_freed_memory()
         # By default the first start compiles a shared-memory op for minutes, and fails without a compiler. DeepSpeed
         # asks for no other op here, but each rank would try them all, with a compiler, to make this dictionary.
         vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False

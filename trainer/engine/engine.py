@@ -28,7 +28,7 @@ from data_prep.base.errors import UsageError, UserError
 from trainer.config.custom_code import is_custom
 from trainer.config.run_config import RunConfig
 from trainer.distributed.gradient_reduction import OverlappedReduction, cut_into_buckets, norm_of_parts, open_route
-from trainer.distributed.memory import explain_out_of_memory
+from trainer.distributed.memory import explain_out_of_memory, keep_freed_memory
 from trainer.distributed.process_group import Ranks, set_timeout_on_all_groups
 from trainer.engine import fragments
 from trainer.engine.deepspeed_config import deepspeed_config
@@ -181,6 +181,8 @@ class Engine:
                 fragment.fill(kind, 0.0)
         self._initial = None
         self.finish_setting(steps=0)
+        if self.ranks.device.type == "cpu":
+            keep_freed_memory()  # not earlier: what set-up frees is returned, and what stays leaves no holes
 
     def fragments(self) -> list[fragments.Fragment]:
         """Return this rank's part of the training state, in the same order in every process of a run."""
