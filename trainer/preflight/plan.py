@@ -115,7 +115,9 @@ class PlannedRun:
     """The device of every rank, if it is not that of this machine."""
     speed: Speed | None = None
     uncounted: UserError | None = None
-    """Why the epochs of the run could not be counted; its stages then have one step each."""
+    """Why the epochs of the run could not be counted; its stages then have one step each, and no rule was checked."""
+    as_given: RunConfig | None = None
+    """The configuration with its epochs, if they could not be counted."""
 
     @property
     def device_type(self) -> str:
@@ -237,16 +239,17 @@ def plan_run(
         UserError: there is no such GPU or benchmark, or the throughput is none.
     """
     device, of_ranks = torch.device(device_type(), 0), gpu_named(gpu)
-    uncounted: UserError | None = None
+    config = with_own_precision(config, "cuda" if of_ranks is not None else device.type)
+    uncounted, as_given = None, None
     try:
         config = with_epochs_counted(config)
     except UserError as error:
-        uncounted = error
+        uncounted, as_given = error, config
         config = with_steps(config, dict.fromkeys(epochs_of(config.training), 1))
-    config = with_own_precision(config, "cuda" if of_ranks is not None else device.type)
     num_here = torch.cuda.device_count() if device.type == "cuda" else 1
     speed = measured_speed(config, tokens_per_second, benchmark, of_ranks)
-    return PlannedRun(config, world_size or num_here, device, outside, gpu=of_ranks, speed=speed, uncounted=uncounted)
+    ranks = world_size or num_here
+    return PlannedRun(config, ranks, device, outside, gpu=of_ranks, speed=speed, uncounted=uncounted, as_given=as_given)
 
 
 def batch_sizes(stage: Stage, world_size: int) -> list[tuple[int, BatchArithmetic]]:
