@@ -71,7 +71,7 @@ class _OfThisProject:
 
     def open_follower(self, config: RunConfig, warn: Say, log: Say) -> Follower | None:
         has_jobs = config.evaluation.suite is not None or config.registry.name is not None
-        # Notes of earlier starts, which had jobs (`trainer/follow/notes.py`).
+        # Notes of earlier starts or of `clozeworks follow` (`trainer/follow/notes.py`).
         notes = (Path(config.output_dir) / name for name in ("jobs.jsonl", "registered.jsonl"))
         if not has_jobs and not any(path.exists() for path in notes):
             return None

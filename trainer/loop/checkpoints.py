@@ -105,7 +105,9 @@ class Checkpoints:
     """Of this start, for its checkpoints; the same on all ranks."""
     uploader: Uploader | None = None
     follower: Follower | None = None
-    """None on all ranks but 0."""
+    """None on all ranks but 0, and if the run sets no jobs."""
+    open_follower: Callable[[], Follower | None] = lambda: None
+    """Opens the follower of a run without one; None until `clozeworks follow` has noted a job."""
 
     @property
     def output_dir(self) -> Path:
@@ -212,7 +214,8 @@ class Checkpoints:
 
     def late_scores(self, log_to: MetricLog) -> Mapping[str, float]:
         """Log the scores that the follower noted since the last call, and return them."""
-        return self.follower.attach(log_to) if self.follower is not None else {}
+        follower = self.follower or self.open_follower()
+        return follower.attach(log_to) if follower is not None else {}
 
     def newest(self, number: int, step: int) -> list[int]:
         """Return the steps of the `number` newest complete checkpoints up to `step`, oldest first; a collective."""

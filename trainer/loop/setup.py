@@ -122,6 +122,7 @@ def set_up(
     )
     task_modules = extensions.modules_of_suite(config.evaluation) if ranks.is_first else []
     sources = broadcast_object(running_sources(task_modules) if ranks.is_first else None, ranks)
+    open_follower = partial(extensions.open_follower, config, LOG.warning, LOG.info) if ranks.is_first else lambda: None
     checkpoints = Checkpoints(
         config,
         engine,
@@ -130,7 +131,8 @@ def set_up(
         watchdog.mark,
         description=writer.describe(config, ranks, sources),
         uploader=uploader,
-        follower=extensions.open_follower(config, LOG.warning, LOG.info) if ranks.is_first else None,
+        follower=open_follower(),
+        open_follower=open_follower,
     )
     run = Run(config, run_data, engine, reporter, checkpoints, stop_signal, watchdog)
     if ranks.is_first:

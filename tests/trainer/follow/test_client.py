@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,6 +23,7 @@ from trainer.follow import client as module
 from trainer.follow import jobs as jobs_module
 from trainer.follow.client import FollowerClient
 from trainer.follow.notes import add_note
+from trainer.loop.checkpoints import Checkpoints
 from trainer.tracking.status import append_history
 from trainer.tracking.tracker import NullTracker
 
@@ -339,3 +341,14 @@ def test_a_run_without_jobs_now_and_before_has_no_follower(
         (tmp_path / note).touch()
     config = preset_config(setting, output_dir=tmp_path)
     assert (EXTENSIONS.open_follower(config, print, print) is not None) is is_opened
+
+
+def test_a_run_without_jobs_attaches_what_another_follower_notes_while_it_trains(tmp_path: Path) -> None:
+    config, nothing, log = preset_config(output_dir=tmp_path), cast("Any", None), Log()
+    open_follower = partial(EXTENSIONS.open_follower, config, print, print)
+    run = Checkpoints(config, nothing, nothing, nothing, print, follower=open_follower(), open_follower=open_follower)
+    assert run.late_scores(log) == {}
+    scores = {"suite/own/average": 0.5}
+    add_note(tmp_path, "score", 10, "done", {"suite": "own", "suite_digest": "d", "metrics": scores, "facts": {}})
+    assert run.late_scores(log) == scores and run.late_scores(log) == {}
+    assert log.scores == [(10, scores)] and history(config) == [10]
