@@ -178,7 +178,9 @@ def check_folders_written(plan: Plan) -> None:
             where = storage.redact(storage.join(each.url(plan), each.index_name))
             raise UserError(
                 f"the data set is complete, and {where} is not the index of its {each.content}",
-                fix="run the same command with --fresh",
+                fix="run the same command with --fresh"
+                if plan.parent is None
+                else f"leave {each.setting} out: a finished addition is not read again",
                 code="dropped-not-kept" if each.kind == "dropped" else "text-not-written",
             )
 
@@ -259,9 +261,9 @@ def _names(index: Mapping[str, Any]) -> set[str]:
 
 
 def _names_of_sources(plan: Plan) -> list[str]:
-    """Return the sources' names as they stand in names of files; none is the beginning of another with its hyphen."""
+    """Return the sources' names as they stand in names of files, all with numbers if some would be equal."""
     names = [_NO_NAME.sub("_", source.name)[:_MOST_NAME_CHARACTERS] for source in plan.config.sources]
-    return [name if names.count(name) == 1 else f"{name}_{number}" for number, name in enumerate(names)]
+    return names if len({*names}) == len(names) else [f"{name}_{number}" for number, name in enumerate(names)]
 
 
 def _preparation(plan: Plan) -> str:
