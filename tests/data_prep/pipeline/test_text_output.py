@@ -179,6 +179,13 @@ def test_the_texts_of_an_addition_are_those_that_it_adds(
     rows = rows_of(tmp_path / "texts")
     assert 0 < len(rows) == open_dataset(tmp_path / "out").num_documents - before
     assert {row["source"] for row in rows} == {second}
+    prepared({first: path}, small_tokenizer, tmp_path / "other", *SHARDS, "shards.seed=7")
+    for output, options in (("other", {"add": True}), ("third", {})):  # whose texts are others
+        with pytest.raises(UserError, check=coded("text-output-in-use")):
+            prepared(
+                {second: other}, small_tokenizer, tmp_path / output, *SHARDS,
+                f"text_output={tmp_path / 'texts'}", **options,
+            )  # fmt: skip
     for fresh in (False, True):
         with pytest.raises(UserError, match="leave keep_dropped out", check=coded("dropped-not-kept")):
             prepared(
