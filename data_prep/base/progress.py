@@ -88,6 +88,7 @@ class Progress:
                 bar_format=f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {{n:{digits}}}/{{total:{digits}}}{{unit}}, "
                 "{rate_fmt}, {remaining} left",
             )
+        _begun.clear()  # of earlier work, which nobody showed
         self._thread = threading.Thread(target=self._show, daemon=True)
         self._thread.start()
         return self

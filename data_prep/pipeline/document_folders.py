@@ -108,7 +108,7 @@ def check_folders(plan: Plan, output: str, replaced: Iterable[Mapping[str, Any]]
                     code="input-in-output",
                 )
         index = _read_index(folder, each)
-        if index is not None and index.get("preparation") not in {_preparation(plan), *map(_digest, replaced)}:
+        if index is not None and not _is_of(index, plan) and index.get("preparation") not in {*map(_digest, replaced)}:
             raise UserError(
                 f"{where} holds the {each.content} of another preparation",
                 fix="give another folder, or remove this one",
@@ -149,7 +149,8 @@ def write_folders(plan: Plan, job: Job, output: str, summary: MapSummary, runner
             source = plan.config.sources[unit.source].name
             tasks.append(UnitFile(each.kind, unit.number, source, url, storage.join(job.work_folder, done)))
         _write_files(plan, job, each, tasks, runner)
-        index: dict[str, Any] = {"preparation": _preparation(plan), "files": [_name(task.url) for task in tasks]}
+        index: dict[str, Any] = {"preparation": _preparation(plan), "parent": _parent(plan)}
+        index["files"] = [_name(task.url) for task in tasks]
         if each.kind == "dropped":
             counts = zip(plan.config.sources, summary.dropped, strict=True)
             index["dropped"] = {
@@ -178,7 +179,9 @@ def check_folders_written(plan: Plan) -> None:
             where = storage.redact(storage.join(each.url(plan), each.index_name))
             raise UserError(
                 f"the data set is complete, and {where} is not the index of its {each.content}",
-                fix="run the same command with --fresh",
+                fix="run the same command with --fresh"
+                if plan.parent is None
+                else f"leave {each.setting} out: a finished addition is not read again",
                 code="dropped-not-kept" if each.kind == "dropped" else "text-not-written",
             )
 
@@ -259,13 +262,22 @@ def _names(index: Mapping[str, Any]) -> set[str]:
 
 
 def _names_of_sources(plan: Plan) -> list[str]:
-    """Return the sources' names as they stand in names of files; none is the beginning of another with its hyphen."""
+    """Return the sources' names as they stand in names of files, all with numbers if some would be equal."""
     names = [_NO_NAME.sub("_", source.name)[:_MOST_NAME_CHARACTERS] for source in plan.config.sources]
-    return [name if names.count(name) == 1 else f"{name}_{number}" for number, name in enumerate(names)]
+    return names if len({*names}) == len(names) else [f"{name}_{number}" for number, name in enumerate(names)]
 
 
 def _preparation(plan: Plan) -> str:
     return _digest(description(plan))
+
+
+def _parent(plan: Plan) -> str | None:
+    return None if plan.parent is None else plan.parent.digest
+
+
+def _is_of(index: Mapping[str, Any], plan: Plan) -> bool:
+    """Whether an index is of this preparation; an addition leaves out what its data set has. Earlier ones name none."""
+    return index.get("preparation") == _preparation(plan) and index.get("parent", _parent(plan)) == _parent(plan)
 
 
 def _digest(preparation: Mapping[str, Any]) -> str:

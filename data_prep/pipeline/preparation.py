@@ -101,7 +101,7 @@ def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor 
     with storage.hold_lock(output, shard_range.name) as lock:
         if finished_manifest(plan, output) is not None:
             return False
-        check_folders(plan, output)
+        check_folders(plan, output, unfinished_preparation(output))
         begin_work(plan, output)
         note_num_ranges(plan, output, shard_range.num_ranges)
         is_work = units_left(Job.of(plan, tokenizer, output), units_of_range(plan.units, shard_range)) > 0

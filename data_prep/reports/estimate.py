@@ -40,7 +40,6 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 
 SAMPLED_UNITS = 20
 SAMPLE_CHARACTERS = 20_000_000  # of all units together
-SAMPLE_SECONDS = 60.0  # for all units together: a slow filter is judged by fewer documents
 SAMPLE_SECONDS = 60.0  # for all units together; a slow filter is judged by fewer documents
 _BATCH_CHARACTERS = 1 << 20
 _COMPRESSED_BYTES = 1 << 20  # by which compression is judged
@@ -328,7 +327,8 @@ def described_steps(plan: Plan, tokenizer: Tokenizer, found: Estimate) -> Iterat
         longest = settings.max_document_characters
         limits = f"{settings.min_document_characters:,} to {'any number of' if longest is None else f'{longest:,}'}"
         encoded = f"by tokenizer {tokenizer.fingerprint[:16]} of {tokenizer.vocab_size:,} tokens"
-        steps.append(("clean, encode", f"documents of {limits} characters, {encoded}"))
+        whole = "" if settings.sentences == "split" else ", sentences not split"
+        steps.append(("clean, encode", f"documents of {limits} characters{whole}, {encoded}"))
         for step, (what, details) in enumerate(steps):
             costs = [found.costs[names[each]][step] for each in sources]
             rate = sum(cost.text_bytes for cost in costs) / max(sum(cost.seconds for cost in costs), 1e-9) / 1e6

@@ -27,6 +27,7 @@ def test_lines_give_amount_rate_and_time_left(
     # The module's own clock: other threads go on reading the time.
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     line = lines_at_will(monkeypatch)
+    add_begun(None, 50_000_000)  # of other work before
     with Progress("reading", 400_000_000, "MB", 1e6, num_tasks=5, num_processes=2) as shown:
         shown.skip(100_000_000, 2)
         shown.add(60_000_000)

@@ -293,6 +293,20 @@ def test_the_ranges_of_an_array_and_their_merge(corpus: Path, tokenizer: Tokeniz
     assert_as_fresh(output, tmp_path / "fresh", lambda folder: plan_of(corpus, tokenizer).make(folder))
 
 
+def test_a_range_after_a_merge_that_stopped_at_its_end(corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    output, dropped = tmp_path / "out", f"keep_dropped={tmp_path / 'dropped'}"
+    plan_of(corpus, tokenizer, dropped).make_range(1, 1, output)
+    with pytest.raises(KeyboardInterrupt), stopped_after(0, "manifest.json"):
+        plan_of(corpus, tokenizer, dropped).merge(output)
+    appended(corpus)
+    plan_of(corpus, tokenizer, dropped).make_range(1, 1, output)
+    plan_of(corpus, tokenizer, dropped).merge(output)
+    found = files_of(tmp_path / "dropped")
+    shutil.rmtree(tmp_path / "dropped")
+    assert_as_fresh(output, tmp_path / "fresh", lambda folder: plan_of(corpus, tokenizer, dropped).make(folder))
+    assert files_of(tmp_path / "dropped") == found
+
+
 def test_an_addition_of_changed_inputs(corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     output, more = tmp_path / "out", tmp_path / "more.jsonl"
     plan_of(corpus / "[ab].jsonl", tokenizer).make(output)

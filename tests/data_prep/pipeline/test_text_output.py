@@ -46,9 +46,13 @@ def make(sources: dict[str, Path], tokenizer: Path, output: Path, *more: str, **
     return prepared(sources, tokenizer, output, *SHARDS, *FIELDS, *CHOICES, texts, *more, **options)
 
 
+def index_of(folder: Path) -> list[dict[str, Any]]:
+    files: list[dict[str, Any]] = json.loads((folder / "text.index").read_bytes())["files"]
+    return files
+
+
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    files = json.loads((folder / "text.index").read_bytes())["files"]
-    lines = (gzip.decompress((folder / file["name"]).read_bytes()).splitlines() for file in files)
+    lines = (gzip.decompress((folder / file["name"]).read_bytes()).splitlines() for file in index_of(folder))
     return [json.loads(line) for each in lines for line in each]
 
 
@@ -84,7 +88,7 @@ def test_the_texts_are_those_of_the_data_set_in_the_order_of_the_inputs(made: Pa
     assert rows[0] | {"text": "", "document_id": ""} == {
         "text": "", "id": "1", "source": "web-1", "url": "https://a/1", "language": "en", "score": 1, "document_id": ""
     }  # fmt: skip
-    files = json.loads((folder / "text.index").read_bytes())["files"]
+    files = index_of(folder)
     counts = Counter[str]()
     for file in files:
         counts[file["source"]] += file["documents"]
@@ -175,6 +179,19 @@ def test_the_texts_of_an_addition_are_those_that_it_adds(
     rows = rows_of(tmp_path / "texts")
     assert 0 < len(rows) == open_dataset(tmp_path / "out").num_documents - before
     assert {row["source"] for row in rows} == {second}
+    prepared({first: path}, small_tokenizer, tmp_path / "other", *SHARDS, "shards.seed=7")
+    for output, options in (("other", {"add": True}), ("third", {})):  # whose texts are others
+        with pytest.raises(UserError, check=coded("text-output-in-use")):
+            prepared(
+                {second: other}, small_tokenizer, tmp_path / output, *SHARDS,
+                f"text_output={tmp_path / 'texts'}", **options,
+            )  # fmt: skip
+    for fresh in (False, True):
+        with pytest.raises(UserError, match="leave keep_dropped out", check=coded("dropped-not-kept")):
+            prepared(
+                {second: other}, small_tokenizer, tmp_path / "out", *SHARDS,
+                f"keep_dropped={tmp_path / 'dropped'}", add=True, fresh=fresh,
+            )  # fmt: skip
 
 
 @pytest.mark.long
@@ -202,6 +219,16 @@ def test_metadata_do_not_hide_the_names_of_a_document(
         "id": "7", "source": "corpus", "metadata.id": 7, "meta": {"url": "y"}, "meta.url": "y", "metadata.source": "x"
     }  # fmt: skip
     assert other["text"] == "More \ufffd text." and other["id"].startswith("a.jsonl#")
+
+
+def test_every_source_has_files_of_its_own(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+    rows = [json.dumps({"text": text}) for text in read_texts(small_corpus)]
+    paths = {name: tmp_path / f"{number}.jsonl" for number, name in enumerate(["a b", "a-b", "a_b_1"])}
+    for number, path in enumerate(paths.values()):
+        path.write_text("\n".join(rows[number::3]))
+    prepared(paths, small_tokenizer, tmp_path / "out", f"text_output={tmp_path / 'texts'}")
+    sources = {file["name"].split("-")[1]: file["source"] for file in index_of(tmp_path / "texts")}
+    assert sorted(sources.values()) == sorted(paths)
 
 
 @pytest.mark.long

@@ -82,6 +82,13 @@ def test_steps_are_described_in_order_with_the_rates_and_hours_of_the_filters(
     assert 0 < hurried.costs["a"][2].text_bytes < sampled.text_bytes / 2 and not hurried.is_all
 
 
+def test_the_steps_say_whether_sentences_are_split(small_corpus: Path, tokenizer: Tokenizer) -> None:
+    for setting, is_said in (("split", False), ("none", True)):
+        plan = planned(small_corpus, tokenizer, f"documents.sentences={setting}").plan
+        steps = "\n".join(described_steps(plan, tokenizer, estimate(plan, tokenizer)))
+        assert ("sentences not split" in steps) == is_said
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_small_corpus_is_read_whole_and_counted_exactly(
