@@ -296,11 +296,13 @@ def test_a_finished_run_names_the_setting_that_has_its_length(length: list[str],
 
 
 def test_a_dry_run_in_epochs_without_data_explains_the_rest(tmp_path, monkeypatch, capsys):
-    """The number of steps is unknown; memory and batches do not depend on it."""
-    length = ("training.max_steps=null", "training.duration=3 epochs", f"data.shards={tmp_path}/none")
+    """The number of steps is unknown; memory and batches do not depend on it, and a warmup may have any length."""
+    length = ("training.max_steps=null", "training.duration=3 epochs", "schedule.warmup=90 steps")
+    length += (f"data.shards={tmp_path}/none",)
     with pytest.raises(UserError, check=coded("missing-path")):
         launch_command.run(monkeypatch, launched, "--config", "tiny_cpu", "--dry-run", *length)
     printed = capsys.readouterr().out
     titles = ["Parameters", "Batches", "Memory per rank", "Shards", "Configuration"]
     assert [title for title in titles if f"\n{title}" in f"\n{printed}"] == titles
     assert "the number of steps is unknown" in printed and "steps =" not in printed and "FLOP" not in printed
+    assert "\n  duration: 3 epochs\n" in printed

@@ -58,7 +58,8 @@ def explain(run: PlannedRun, expects_shards: bool = False) -> str:
         parts.append(("Branch", [branch_line(config, config.branch)]))
     if config.init_from is not None:
         parts.append(("Initial weights", [finding.text for finding in check_initial_weights(run)]))
-    parts.append(("Configuration", to_yaml(without_secrets(config)).rstrip().splitlines()))
+    given = run.uncounted_config or config  # the steps that replace uncounted epochs may contradict other settings
+    parts.append(("Configuration", to_yaml(without_secrets(given)).rstrip().splitlines()))
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n" + "\n".join(lines) for title, lines in parts)
 
 

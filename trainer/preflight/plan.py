@@ -116,6 +116,8 @@ class PlannedRun:
     speed: Speed | None = None
     uncounted: UserError | None = None
     """Why the epochs of the run could not be counted; its stages then have one step each."""
+    uncounted_config: RunConfig | None = None
+    """The configuration with these epochs, as it was given."""
 
     @property
     def device_type(self) -> str:
@@ -238,15 +240,24 @@ def plan_run(
     """
     device, of_ranks = torch.device(device_type(), 0), gpu_named(gpu)
     uncounted: UserError | None = None
+    given = with_own_precision(config, "cuda" if of_ranks is not None else device.type)
     try:
-        config = with_epochs_counted(config)
+        config = with_epochs_counted(given)
     except UserError as error:
         uncounted = error
-        config = with_steps(config, dict.fromkeys(epochs_of(config.training), 1))
-    config = with_own_precision(config, "cuda" if of_ranks is not None else device.type)
+        config = with_steps(given, dict.fromkeys(epochs_of(given.training), 1))
     num_here = torch.cuda.device_count() if device.type == "cuda" else 1
     speed = measured_speed(config, tokens_per_second, benchmark, of_ranks)
-    return PlannedRun(config, world_size or num_here, device, outside, gpu=of_ranks, speed=speed, uncounted=uncounted)
+    return PlannedRun(
+        config,
+        world_size or num_here,
+        device,
+        outside,
+        gpu=of_ranks,
+        speed=speed,
+        uncounted=uncounted,
+        uncounted_config=given if uncounted is not None else None,
+    )
 
 
 def batch_sizes(stage: Stage, world_size: int) -> list[tuple[int, BatchArithmetic]]:
