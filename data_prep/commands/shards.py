@@ -192,9 +192,11 @@ def print_result(preparation: Preparation, manifest: Manifest, is_new: bool) -> 
     for table in (split_table(manifest), step_table(manifest), source_table(manifest)):
         print(table.text(), end="\n\n")
     print(output)
+    settings = "" if manifest.has_sentences else "data.sentence_pairs=none "
+    settings += f"model.vocab_size={manifest.tokenizer.vocab_size}"
     print(
         f"next: clozeworks verify {quote(output)}; then clozeworks pretrain --config tiny_cpu "
-        f"data.shards={quote(output)} model.vocab_size={manifest.tokenizer.vocab_size} output_dir=runs/NAME --dry-run"
+        f"data.shards={quote(output)} {settings} output_dir=runs/NAME --dry-run"
     )
 
 

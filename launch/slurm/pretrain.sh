@@ -92,8 +92,11 @@ submit() {
             --gpus) need_number "$@"; gpus=$2; shift 2 ;;
             --cpus) need_number "$@"; cpus=$2; shift 2 ;;
             --grace) need_number "$@"; grace=$2; shift 2 ;;
-            --volume) [[ -d ${2:-} && $2 != *,* ]] ||
+            --volume) [[ -n ${2:-} && $2 != *,* ]] ||
                     die "--volume must be a directory without a comma, got '${2:-}'. Fix: give one. [invalid-volume]"
+                [[ -d $2 ]] ||
+                    die "--volume $2 is no directory of this host. Fix: give the name by which all nodes see it," \
+                        "on a host that sees it too. [invalid-volume]"
                 volumes+=${volumes:+,}$2; shift 2 ;;
             --requeues) need_number "$@"; requeues=$2; shift 2 ;;
             -h | --help) show_help "$script"; return ;;

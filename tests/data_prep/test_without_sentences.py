@@ -78,6 +78,15 @@ def test_the_commands_say_that_sentences_are_not_split(sets: tuple[Path, Path], 
     )
 
 
+def test_the_next_command_asks_for_no_pairs_of_a_set_without_sentences(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path, command: Command
+) -> None:
+    words = ["shards", "--input", small_corpus, "--tokenizer", small_tokenizer, "--workers", 1]
+    for choice in ("split", "none"):
+        assert command(*words, "--output", tmp_path / choice, f"documents.sentences={choice}") == 0, command.errors
+        assert (" data.sentence_pairs=none " in command.output) == (choice == "none"), command.output
+
+
 def test_an_addition_takes_the_choice_of_the_data_set_and_refuses_the_other(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:

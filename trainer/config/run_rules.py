@@ -56,9 +56,10 @@ def _check_stages(config: RunConfig) -> None:
         return
     last = config.stages[-1].last_step
     if training.duration is not None and config.max_steps > last:
+        removed = f"training.{training.duration.setting.partition('=')[0]}=null"
         raise SettingError(
             f"training.{training.duration.setting} exceeds the {last} steps of training.stages",
-            fix="lengthen a stage, or shorten or remove that setting",
+            fix=f"lengthen a stage, or shorten that setting, or remove it with {removed}",
             code="more-steps-than-stages",
         )
     if training.duration is not None and config.max_steps <= config.first_step:

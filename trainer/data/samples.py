@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.dataset.manifest import Manifest
 from data_prep.storage import storage
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
@@ -187,15 +188,24 @@ def check_sentences(shard_sets: Sequence[ShardSet], pair_task: PairTask | None) 
     Raises:
         UsageError: names the first data set without them.
     """
-    for shard_set in shard_sets if pair_task is not None else ():
-        if not shard_set.manifest.has_sentences:
-            raise UsageError(
-                f"data.sentence_pairs={pair_task} needs sentence boundaries, and the data set "
-                f"{storage.redact(shard_set.url)} was prepared without them (documents.sentences=none)",
-                fix="train without sentence pairs (data.sentence_pairs=none, and no sentence_pairs in objectives), or "
-                "prepare the text again with documents.sentences=split",
-                code="no-sentences",
-            )
+    for shard_set in shard_sets:
+        check_has_sentences(shard_set.url, shard_set.manifest, pair_task)
+
+
+def check_has_sentences(url: str, manifest: Manifest, pair_task: PairTask | None) -> None:
+    """Check that a data set has the sentence boundaries that pairs are made of.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if pair_task is not None and not manifest.has_sentences:
+        raise UsageError(
+            f"data.sentence_pairs={pair_task} needs sentence boundaries, and the data set "
+            f"{storage.redact(url)} was prepared without them (documents.sentences=none)",
+            fix="train without sentence pairs (data.sentence_pairs=none, and no sentence_pairs in objectives), or "
+            "prepare the text again with documents.sentences=split",
+            code="no-sentences",
+        )
 
 
 def row_settings(data: DataSettings, stage: StageShape) -> RowSettings:

@@ -11,7 +11,7 @@ from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.storage import storage
 from trainer.config.run_config import RunConfig
-from trainer.data.samples import check_enough_data
+from trainer.data.samples import check_enough_data, check_has_sentences, row_settings
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, has_valid_split
 from trainer.preflight.finding import Finding
 from trainer.preflight.plan import PlannedRun
@@ -80,7 +80,8 @@ def describe_data(run: PlannedRun, manifests: Sequence[Manifest | None]) -> Iter
     """Report what the run reads of each data set; a manifest is None if the data set cannot be read yet.
 
     Raises:
-        UsageError: the model has fewer token ids than a data set, or the settings need a valid split and none is there.
+        UsageError: the model has fewer token ids than a data set, or the settings need sentences or a valid split and
+            none are there.
     """
     config, known = run.config, [each for each in manifests if each is not None]
     is_evaluated = len(known) < len(manifests) or any(each.valid.documents for each in known)
@@ -91,6 +92,10 @@ def describe_data(run: PlannedRun, manifests: Sequence[Manifest | None]) -> Iter
             if is_evaluated and not manifest.valid.documents:
                 text = f"{storage.redact(url)} has no valid documents, so it is not evaluated"
                 yield Finding("warn", "shards", text)
+    for stage in config.stages:
+        for number in stage.data_sets:
+            if (manifest := manifests[number]) is not None:
+                check_has_sentences(config.data_sets[number], manifest, row_settings(stage.data, stage).pair_task)
     if not is_evaluated:
         check_needs_no_evaluation(config)
         yield Finding("warn", "shards", EVALUATION_IS_OFF)

@@ -118,6 +118,13 @@ def test_shards_that_hardly_fit_the_run_are_warned_of(small_shards):
     assert re.search(r"\d,\d{3} epochs of the train tokens; lower", line)
 
 
+def test_pairs_of_shards_without_sentences_are_refused_as_by_the_run(shards_without_sentences):
+    settings = [f"data.shards={shards_without_sentences}"]
+    with pytest.raises(UserError, match="data.sentence_pairs=next_sentence", check=coded("no-sentences")):
+        list(shard_lines(planned(load_config("tiny_cpu", settings))))
+    assert list(shard_lines(planned(load_config("tiny_cpu", [*settings, "data.sentence_pairs=none"]))))
+
+
 def test_a_micro_batch_that_is_less_than_its_bound_is_named():
     lines = batch_lines(planned(load_config("bert_large_phased", ["training.max_steps=900010"]), 512))
     assert any("micro_batch_tokens=" in line and "upper bound" in line for line in lines)
