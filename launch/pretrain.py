@@ -186,9 +186,11 @@ def main() -> None:
                 forced_end = remove if arguments.rehearse else None
                 result = train(stop_signal=stop_signal, verbose=arguments.verbose, on_forced_end=forced_end)
                 if rehearses and result.status == "finished":
+                    from trainer.checkpoint.data_version import with_epochs_counted
                     from trainer.preflight.rehearsal import report
 
-                    print(report(planned, config, environment.world_size()).text(), flush=True)
+                    whole = with_epochs_counted(planned)
+                    print(report(whole, config, environment.world_size()).text(), flush=True)
                 return result.exit_status
             finally:
                 if rehearses:

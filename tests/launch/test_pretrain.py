@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -22,6 +23,7 @@ from trainer import load_config
 from trainer.config.run_config import RunConfig, check_output_dir
 from trainer.distributed import exit
 from trainer.loop.result import RunResult
+from trainer.preflight import rehearsal
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -278,6 +280,28 @@ def test_a_rehearsal_that_fails_leaves_no_directory(tmp_path: Path, monkeypatch:
     with pytest.raises(UserError, check=coded("out-of-memory")):
         launch_command.run(monkeypatch, launched, "--config", "tiny_cpu", "--rehearse", *given)
     assert made[0].parent == tmp_path and is_left == [False] and not [*tmp_path.iterdir()]
+
+
+def test_a_rehearsal_reports_the_hours_of_a_run_in_epochs(tmp_path, monkeypatch, small_shards) -> None:
+    lengths = []
+
+    def note(whole: RunConfig, *_: object) -> SimpleNamespace:
+        lengths.append(whole.max_steps)
+        return SimpleNamespace(text=str)
+
+    def start(config: RunConfig, allow_change: bool, branch: object, begin: Callable[[object], NoReturn]) -> NoReturn:
+        begin(lambda **_: RunResult(tmp_path, "finished", 5, {}, tmp_path, None, "mlflow ui"))
+
+    monkeypatch.setattr(rehearsal, "report", note)
+    monkeypatch.setattr(launched, "start", start)
+    monkeypatch.setattr(exit, "run_rank", lambda command: sys.exit(command()))
+    for name in ("check_launch", "show_times", "StopSignal"):
+        monkeypatch.setattr(launched, name, lambda: None)
+    for epochs in (1, 3):
+        given = (f"output_dir={tmp_path}/run", f"data.shards={small_shards}", f"training.duration={epochs} epochs")
+        with pytest.raises(SystemExit, match="0"):
+            launch_command.run(monkeypatch, launched, "--config", "tiny_cpu", "--rehearse", *given)
+    assert lengths[0] > 0 and lengths[1] == 3 * lengths[0]
 
 
 @pytest.mark.parametrize(
