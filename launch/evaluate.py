@@ -30,6 +30,7 @@ PRECISIONS = ("fp32", "bf16", "float64")
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("evaluate.py", __doc__)
     add_model(parser, or_run=True)
+    parser.fixes_of_repetition["model"] = "give it once, or compare both with `clozeworks compare`"
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--minimal-pairs", type=Path, metavar="DIR", help="directory or file with minimal pairs")
     what.add_argument("--suite", metavar="FILE", help="YAML file of a suite, or the name of a preset")

@@ -17,7 +17,7 @@ MODEL_HELP = (
 )
 
 
-def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+def command_parser(name: str, description: str | None) -> CommandParser:
     """Return the parser of a command, whose help is the module's docstring, wrapped to the terminal.
 
     Usage and errors name the command as it was called: `clozeworks NAME` or `NAME.py`. A wrong command line is one line

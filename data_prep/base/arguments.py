@@ -120,6 +120,8 @@ class CommandParser(argparse.ArgumentParser):
         for action in (None, "store"):
             self.register("action", action, Once)
         self._given: dict[str, Any] = {}
+        self.fixes_of_repetition: dict[str, str] = {}
+        """What to do instead of giving an option again, by destination, where it is not to repeat the command."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command line; options of an earlier one do not count as given."""
@@ -132,7 +134,7 @@ class CommandParser(argparse.ArgumentParser):
             first, again = (redact(str(each))[:_SHOWN_CHARACTERS] for each in (self._given[dest], value))
             self.refuse(
                 f"{option} is given twice, {first} and {again}",
-                fix="give it once, or run the command once for each",
+                fix=self.fixes_of_repetition.get(dest, "give it once, or run the command once for each"),
                 code="option-given-twice",
             )
         self._given[dest] = value

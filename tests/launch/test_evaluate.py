@@ -92,3 +92,9 @@ def test_a_dry_run_counts_the_pairs_and_neither_loads_nor_writes(
     options = ["--model", tiny_hugging_face, "--minimal-pairs", pairs, "--output", pairs / "scores.json", "--dry-run"]
     run(monkeypatch, evaluate, *options)
     assert "2 minimal pairs" in capsys.readouterr().out and not (pairs / "scores.json").exists()
+
+
+def test_several_models_are_compared_by_another_command(capsys):
+    with pytest.raises(SystemExit):
+        evaluate.parse_arguments(["--model", "a", "--model", "b", "--minimal-pairs", "pairs"])
+    assert "`clozeworks compare`" in capsys.readouterr().err

@@ -62,7 +62,8 @@ def assess(status: Status, now: float, is_alive: bool | None, is_suspended: bool
         return RunHealth("finished", f"all {status.max_steps:,} steps are done")
     if status.state != "running":
         step = "before its first step" if status.step is None else f"at step {status.step:,}"
-        return RunHealth(status.state, f"{status.state} {step}: {status.cause or 'no cause was recorded'}")
+        again = "; the same command resumes it" if status.state == "stopped" else ""
+        return RunHealth(status.state, f"{step}: {status.cause or 'no cause was recorded'}{again}")
     if (death := cause_of_death(status, now, is_alive)) is not None:
         return RunHealth("dead", f"{death} ({_FULL})" if disk_is_full else death)
     process = f"process {status.pid} on host {status.host}"

@@ -129,7 +129,7 @@ def test_signals_to_a_real_process_give_the_right_states(process, tmp_path):
     wait_for(tmp_path, "healthy")
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 75
-    assert wait_for(tmp_path, "stopped") == "stopped at step 1: SIGTERM"
+    assert wait_for(tmp_path, "stopped") == "at step 1: SIGTERM; the same command resumes it"
 
 
 @pytest.mark.spawn
