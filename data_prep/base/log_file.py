@@ -38,7 +38,7 @@ class LogFile(logging.Handler):
         self._lines: deque[str] = deque()
         self._lost = 0
         self._is_open = self._is_closed = False
-        self._is_writing = False
+        self._is_writing, self._has_thread = False, True
         self._changed = threading.Event()
         self._add(f"{_START}{who}")
         project_logger().addHandler(self)
@@ -57,16 +57,21 @@ class LogFile(logging.Handler):
         self._add((_WARNING if is_warning else " ") + hide_secrets(text, keeps_queries=True))
 
     def open(self) -> None:
-        """Write the lines so far and all later ones."""
+        """Write the lines so far and all later ones; where no thread can start, only `flush` and `close` write."""
         if not self._is_open:
             self._is_open = True
-            threading.Thread(target=self._write_loop, name="log_file", daemon=True).start()
+            try:
+                threading.Thread(target=self._write_loop, name="log_file", daemon=True).start()
+            except RuntimeError:  # too little memory, which the log is to tell
+                self._has_thread = False
             self._changed.set()
 
     def flush(self, seconds: float = 2.0) -> None:
         """Wait for the disk, but no longer than these seconds."""
         deadline = time.monotonic() + seconds
         if self._is_open and self._is_due and os.getpid() == self._process:
+            if not self._has_thread:
+                self._write_waiting()
             while (self._lines or self._is_writing) and time.monotonic() < deadline:
                 self._changed.set()
                 time.sleep(0.005)

@@ -103,6 +103,21 @@ def test_a_disk_that_never_answers_delays_nobody(log_file: LogFile, monkeypatch:
     answers.set()
 
 
+def test_an_error_is_written_where_no_thread_can_start(
+    log_file: LogFile, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after too little memory."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        log_file.open()
+    write_last_words("error: out of memory")
+    assert path.read_text().endswith("error: out of memory\n")
+
+
 def test_warnings_are_those_since_the_last_start(path: Path) -> None:
     assert warnings_of(path) == []
     for text in ("first", "second"):
