@@ -229,7 +229,10 @@ def within(seconds: float, action: Callable[[], None]) -> str | None:
             errors.append(f"{type(error).__name__}: {error}")
 
     thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # too little memory; whoever ends the process must get on
+        return str(error)
     thread.join(seconds)
     if thread.is_alive():
         return f"not done within {seconds:g} s"

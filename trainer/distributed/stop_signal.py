@@ -126,8 +126,9 @@ class StopSignal:
         cause = f"{self._name}: a second signal, {signal.Signals(number).name}"
         if (on_forced_end := self.on_forced_end) is not None:
             thread = threading.Thread(target=on_forced_end, args=(cause,), daemon=True)
-            thread.start()
-            thread.join(FORCED_END_SECONDS)
+            with contextlib.suppress(RuntimeError):  # too little memory for a thread: the end is not recorded
+                thread.start()
+                thread.join(FORCED_END_SECONDS)
         self._print_now(f"ended by {cause}; rerun the same command to resume\n")
         os._exit(128 + number)
 

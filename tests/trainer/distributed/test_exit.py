@@ -161,3 +161,13 @@ def test_a_disk_that_hangs_has_the_stacks_in_the_log(
 
 def test_an_action_that_ends_in_time_has_no_error() -> None:
     assert within(60, lambda: None) is None
+
+
+def test_an_end_goes_on_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after too little memory: whoever called ends the process all the same."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert within(60, lambda: None) == "can't start new thread"
