@@ -14,7 +14,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.load_settings import validate_settings
 from data_prep.base.local_paths import home_in
 from data_prep.config.preparation_config import PreparationConfig, Source
-from data_prep.documents.formats.format_registry import described_formats
+from data_prep.documents.formats.format_registry import Formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
 from data_prep.executors.executors import Executor, ExecutorOptions, given_executor, num_workers, open_executor
 from data_prep.executors.process_executor import ProcessExecutor
@@ -173,11 +173,11 @@ def _described(request: TokenizerRequest) -> dict[str, Any]:
     config, sources = request.config, request.config.sources
     documents = config.documents.model_dump(mode="json", exclude={"format", "sentences"})
     documents["filters"] = described_filters(config.documents.filters)
-    documents["formats"] = described_formats((file.url, file.format) for file in request.inputs)
+    documents["formats"] = Formats.of(config).for_files(file.format for file in request.inputs).identities
     return {
         "files": [
             {"url": storage.redact(file.url), "bytes": file.bytes, "source": sources[file.source].name}
-            | ({} if file.format is None else {"format": file.format})
+            | ({} if file.format.named is None else {"format": file.format.named})
             for file in request.inputs
         ],
         "sources": {

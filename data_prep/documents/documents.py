@@ -17,9 +17,9 @@ from typing import BinaryIO, cast
 from data_prep.base import progress
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
-from data_prep.documents.formats.format_registry import format_of, read_documents, sniffed, use_formats
+from data_prep.documents.formats.format_registry import Formats, read_documents, sniffed
 from data_prep.documents.formats.input_format import Fields, Format, Part, Reading
-from data_prep.documents.input_units import InputUnit
+from data_prep.documents.input_files import InputUnit
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.documents.lines import damaged_line
 from data_prep.documents.rejects import BadInput, Rejects
@@ -40,12 +40,11 @@ _HEAD_BYTES = 1 << 10
 _REPORT_SECONDS = 1.0
 
 
-def unit_sha256(unit: InputUnit, settings: DocumentSettings) -> str:
+def unit_sha256(unit: InputUnit, settings: DocumentSettings, formats: Formats) -> str:
     """Compute `DocumentReader.sha256` of a unit without decoding its documents, which may be damaged."""
-    use_formats(settings.formats)
-    item, _, compression = format_of(unit.url, unit.format)
+    item = formats[unit.format.ending]
     with storage.open_read(unit.url) as raw:
-        if compression or not item.needs_seeking:
+        if unit.format.compression or not item.needs_seeking:
             return _hashing(raw, unit, b"").hexdigest()
         file = RangeHashingFile(raw, storage.redact(unit.url))
         try:
@@ -59,6 +58,7 @@ class DocumentReader:
     """Iterator over the documents of a unit; the settings are those of its source.
 
     Attributes:
+        is_one_document: whether the whole file is one document.
         filtered: number of documents that a `FilterChain` leaves out, by reason.
         dropped: number of all documents left out, by reason; complete at the end, when what reading left out is also
             logged as a warning.
@@ -75,7 +75,7 @@ class DocumentReader:
         UserError: the disk or the connection fails.
     """
 
-    def __init__(self, unit: InputUnit, settings: DocumentSettings, source: str = "") -> None:
+    def __init__(self, unit: InputUnit, settings: DocumentSettings, formats: Formats, source: str = "") -> None:
         self.sha256 = ""
         self.num_rows: int | None = None
         self.bytes_read = 0
@@ -85,9 +85,13 @@ class DocumentReader:
         self.unit = unit
         self._raw: BinaryIO | None = None
         self._settings = settings
-        use_formats(settings.formats)
+        self._format = formats[unit.format.ending]
+        self.is_one_document = self._format.is_one_document(settings)
         self._fields = Fields.of(settings, source)
-        self._rejects = Rejects(unit.url, settings, is_part=not unit.whole, begins_file=unit.start == 0)
+        own_format = unit.format.ending if self._format.path else ""
+        self._rejects = Rejects(
+            unit.url, settings, is_part=not unit.whole, begins_file=unit.start == 0, own_format=own_format
+        )
 
     @property
     def dropped(self) -> Counter[str]:
@@ -143,7 +147,7 @@ class DocumentReader:
         if self.num_rows is not None:
             return self.unit.bytes * num_documents // max(self.num_rows, num_documents)
         position = self._rejects.number
-        if position is None or format_of(self.unit.url, self.unit.format)[2]:
+        if position is None or self.unit.format.compression:
             position = self.unit.start
             with contextlib.suppress(AttributeError, OSError, ValueError):  # not every store has a position
                 position = cast(BinaryIO, self._raw).tell()
@@ -158,37 +162,36 @@ class DocumentReader:
         yield from (name for name in self._fields.metadata if name not in document.metadata)
 
     def _documents(self) -> Iterator[Document]:
-        item, ending, compression = format_of(self.unit.url, self.unit.format)
-        self._rejects.own_format = ending if item.path else ""
+        compression = self.unit.format.compression
         with storage.open_read(self.unit.url) as raw:
             self._raw = raw
             head = read_bytes_of(raw, _HEAD_BYTES, self._rejects.where)
             if not head:
                 self.sha256 = hashlib.sha256().hexdigest()
                 return
-            self._check_ending(head, self._rejects.where, item, ending, compression)
+            self._check_ending(head, self._rejects.where, compression)
             try:
-                if not item.needs_seeking:
-                    yield from self._stream(raw, head, item, compression)
+                if not self._format.needs_seeking:
+                    yield from self._stream(raw, head, compression)
                 elif compression:
-                    yield from self._unpacked(raw, head, item, ending, compression)
+                    yield from self._unpacked(raw, head, compression)
                 else:
-                    yield from self._seeking(raw, item)
+                    yield from self._seeking(raw)
+            except DamagedTable as error:
+                raise self._damaged(f"in {error.place}", error) from None
             finally:
                 with contextlib.suppress(AttributeError, OSError, ValueError):  # not every store has a position
                     self.bytes_read = raw.tell()
 
-    def _stream(self, raw: BinaryIO, head: bytes, item: Format, compression: str) -> Iterator[Document]:
+    def _stream(self, raw: BinaryIO, head: bytes, compression: str) -> Iterator[Document]:
         hashed = _hashing(raw, self.unit, head)
         try:
             stream = decompress(hashed, compression)
             if compression:
                 head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]
-                _check_container(head, f"the content of {self._rejects.where}", item)
-            item.check_content(head, self._rejects.where)
-            yield from read_documents(item, stream, self._reading())
-        except DamagedTable as error:
-            raise self._damaged(f"in {error.place}", error) from None
+                _check_container(head, f"the content of {self._rejects.where}", self._format)
+            self._format.check_content(head, self._rejects.where)
+            yield from read_documents(self._format, stream, self._reading())
         except DAMAGE as error:
             place = f"at or before line {damaged_line(self.unit.url, compression)}"
             raise self._damaged(place, error, COMPRESSIONS[compression]) from None
@@ -197,7 +200,7 @@ class DocumentReader:
     def _reading(self) -> Reading:
         return Reading(_part_of(self.unit), self._settings, self._fields, self._rejects)
 
-    def _unpacked(self, raw: BinaryIO, head: bytes, item: Format, ending: str, compression: str) -> Iterator[Document]:
+    def _unpacked(self, raw: BinaryIO, head: bytes, compression: str) -> Iterator[Document]:
         hashed = _hashing(raw, self.unit, head)
         with tempfile.TemporaryFile() as content:
             try:
@@ -208,24 +211,22 @@ class DocumentReader:
             digest = hashed.hexdigest()
             content.seek(0)
             if head := content.read(_HEAD_BYTES):
-                self._check_ending(head, f"the content of {self._rejects.where}", item, ending, "")
-                yield from self._seeking(content, item)
+                self._check_ending(head, f"the content of {self._rejects.where}", "")
+                yield from self._seeking(content)
         self.sha256 = digest
 
-    def _seeking(self, raw: BinaryIO, item: Format) -> Iterator[Document]:
+    def _seeking(self, raw: BinaryIO) -> Iterator[Document]:
         file = RangeHashingFile(raw, self._rejects.where)
         reading = self._reading()
-        try:
-            outline = item.outline(file, reading.part, self._fields)
-            self.num_rows = outline.num_rows
-            file.hash_ranges(outline.ranges)
-            yield from read_documents(item, cast(BinaryIO, file), reading)
-        except DamagedTable as error:
-            raise self._damaged(f"in {error.place}", error) from None
+        outline = self._format.outline(file, reading.part, self._fields)
+        self.num_rows = outline.num_rows
+        file.hash_ranges(outline.ranges)
+        yield from read_documents(self._format, cast(BinaryIO, file), reading)
         self.sha256 = file.hexdigest()
 
-    def _check_ending(self, head: bytes, where: str, item: Format, ending: str, compression: str) -> None:
+    def _check_ending(self, head: bytes, where: str, compression: str) -> None:
         """Raise if the first bytes of a file contradict its ending, or the format that its source names."""
+        item, ending, named = self._format, self.unit.format.ending, self.unit.format.named
         _check_container(head, where, item)
         found_format = sniffed(head)
         wanted = compression or (ending if item.kind else "")
@@ -236,7 +237,6 @@ class DocumentReader:
         names |= {ending: each.kind for each in (item, found_format) if each is not None for ending in each.endings}
         is_now = f"is {names[found]}" if found else f"is not {names[wanted]}"
         what, fix = "its extension", f"rename it to end in {found}" if found else f"rename it without {wanted}"
-        named = self.unit.format
         if named and ":" not in named and not (compression and self.unit.url.lower().endswith(compression)):
             right = f"{ending}{found}" if found in COMPRESSIONS else found
             what = f"the format {named!r} of its source"

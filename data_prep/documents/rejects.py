@@ -98,9 +98,11 @@ class Rejects:
         dropped: number of documents left out, by reason.
     """
 
-    def __init__(self, url: str, settings: DocumentSettings, is_part: bool, begins_file: bool) -> None:
+    def __init__(
+        self, url: str, settings: DocumentSettings, is_part: bool, begins_file: bool, own_format: str = ""
+    ) -> None:
         self.where = storage.redact(url)
-        self.own_format = ""
+        self.own_format = own_format
         self.dropped: Counter[str] = Counter()
         self._url = url
         self._settings = settings

@@ -15,9 +15,9 @@ from typing import Any, cast
 from data_prep.base.errors import Stopped, UserError, failure
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.documents.document import Document, is_json, numbered, wrong_values
-from data_prep.documents.documents import DocumentReader
-from data_prep.documents.formats.format_registry import check_formats
-from data_prep.documents.input_units import InputUnit, file_format, is_named_by_file, is_one_document
+from data_prep.documents.documents import DocumentReader, unit_sha256
+from data_prep.documents.formats.format_registry import Formats
+from data_prep.documents.input_files import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.protocol import UNUSABLE, UnusableDocument, filter_reason
 from data_prep.filters.registry import Step, configured_filters, described_filters, fingerprint_of, planned_filters
@@ -65,19 +65,16 @@ class SourceReading:
     Attributes:
         settings: of its documents.
         fingerprints: of its filters when the work began; a process whose filters have others is refused.
-        formats: identities of the custom formats when the work began, by ending; others are refused too.
     """
 
     names: tuple[str, ...]
     settings: tuple[DocumentSettings, ...]
     fingerprints: tuple[str, ...]
-    formats: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    formats: Formats = field(default_factory=Formats)
     _chains: dict[int, FilterChain] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(
-        cls, config: PreparationConfig, identities: Identities, formats: Mapping[str, Mapping[str, str]]
-    ) -> SourceReading:
+    def of(cls, config: PreparationConfig, identities: Identities, formats: Formats) -> SourceReading:
         names = tuple(source.name for source in config.sources)
         fingerprints = {number: fingerprint_of(each) for number, each in identities.items()}
         of_source = tuple(fingerprints.get(number, fingerprints[None]) for number in range(len(names)))
@@ -92,21 +89,25 @@ class SourceReading:
         if self.settings[source].sentences == "split":
             without.add("sentences")  # so that units of earlier releases are equal
         settings = self.settings[source].model_dump(mode="json", exclude=without)
-        values = [settings, self.fingerprints[source], {ending: dict(each) for ending, each in self.formats.items()}]
+        formats = {ending: dict(each) for ending, each in self.formats.identities.items()}
+        values = [settings, self.fingerprints[source], formats]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def reader(self, part: InputUnit) -> DocumentReader:
         """Return a reader of a part of the source's files, without filters."""
-        return DocumentReader(part, self.settings[part.source], self.names[part.source])
+        return DocumentReader(part, self.settings[part.source], self.formats, self.names[part.source])
+
+    def sha256(self, part: InputUnit) -> str:
+        """Return the `unit_sha256` of a part of the source's files."""
+        return unit_sha256(part, self.settings[part.source], self.formats)
 
     def filters(self, source: int) -> FilterChain:
         """Return the filters of a source, which this process makes once.
 
         Raises:
-            UserError: one cannot be made; or one, or a custom format, is another than when the work began.
+            UserError: one cannot be made, or is another than when the work began.
         """
         if source not in self._chains:
-            check_formats(self.settings[source].formats, self.formats)
             settings, fingerprint = self.settings[source], self.fingerprints[source]
             self._chains[source] = FilterChain(settings, planned_filters(settings, fingerprint))
         return self._chains[source]
@@ -152,12 +153,11 @@ class FilterChain:
             BadInput: as `DocumentReader`; or a filter cannot judge a document, and the policy is `error`.
             UserError: a filter fails, or returns something else than it may.
         """
-        unit, settings = reader.unit, self._settings
+        unit, is_alone = reader.unit, reader.is_one_document
         take = on_drop or (lambda document, reason: None)
-        if not unit.name or not is_named_by_file(unit, settings):
+        if not unit.name or not unit.is_named_by_file(self._settings):
             yield from self._kept(reader, take, costs)
             return
-        is_alone = is_one_document(file_format(unit.url, unit.format)[0], settings)
 
         def identified(document: Document) -> Document:
             if document.id is not None or document.url is not None or (reader.number is None and not is_alone):

@@ -17,8 +17,6 @@ from data_prep.dataset.removed_names import ExcludedNames
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureWriter, open_signatures
 from data_prep.documents.document import Document
-from data_prep.documents.documents import unit_sha256
-from data_prep.documents.input_units import has_fields
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.documents.rejects import BadInput
 from data_prep.pipeline.encoding import encode_documents
@@ -122,7 +120,7 @@ def _write(job: Job, unit: Unit, path: Path, spoiled: Mapping[int, str]) -> None
         for number, part in enumerate(unit.parts):
             if number in spoiled:
                 dropped[spoiled[number]] += 1
-                digests.append(unit_sha256(part, settings))
+                digests.append(job.reading.sha256(part))
                 continue
             reader = job.reading.reader(part)
             reader.is_quiet = number <= max(spoiled, default=-1)
@@ -130,7 +128,7 @@ def _write(job: Job, unit: Unit, path: Path, spoiled: Mapping[int, str]) -> None
             dropped.update(reader.dropped)
             if part.whole and not num_read and not reader.dropped:
                 num_empty_files += 1
-            if has_fields(part.url, part.format):
+            if part.format.has_fields:
                 languages.merge(reader.languages)
             digests.append(reader.sha256)
         cut_words = batches.finish()

@@ -7,7 +7,7 @@ import hashlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -19,9 +19,8 @@ from data_prep.base.terminal import counted, printable
 from data_prep.config.preparation_config import MAX_SOURCES, WITHOUT_EFFECT, PreparationConfig
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.versions import PREPARATION_WORK, next_version
-from data_prep.documents.formats.format_registry import described_formats
-from data_prep.documents.input_files import InputFile, find_inputs, find_units
-from data_prep.documents.input_units import InputUnit, growth_of, has_fields
+from data_prep.documents.formats.format_registry import Formats
+from data_prep.documents.input_files import InputFile, InputUnit, find_inputs, find_units
 from data_prep.filters.chain import Identities, SourceReading, filter_identities
 from data_prep.pipeline.destinations import Destinations, plan_destinations
 from data_prep.pipeline.units import Unit, group_parts, unit_bytes_for
@@ -45,8 +44,8 @@ class Plan:
         parent: the data set to extend, if any.
         not_passed: filters and deduplication of the parent that the addition does not pass, as the user allows.
         grown: lists of filters that have grown since the parent was made.
-        filters, formats: identities of the code and the files that filter and read, as they were when the plan was
-            made; tasks refuse others.
+        filters: identities of their code and files, as they were when the plan was made; tasks refuse others.
+        formats: with the identities of the custom ones of the inputs; tasks refuse others.
     """
 
     config: PreparationConfig
@@ -59,7 +58,7 @@ class Plan:
     not_passed: tuple[str, ...] = ()
     grown: tuple[str, ...] = ()
     filters: Identities = field(default_factory=lambda: {None: ()})
-    formats: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    formats: Formats = field(default_factory=Formats)
 
     @property
     def first_source(self) -> int:
@@ -69,7 +68,7 @@ class Plan:
     @functools.cached_property
     def text_files(self) -> tuple[InputFile, ...]:
         """The inputs whose documents have no fields, and are named by their files."""
-        return tuple(file for file in self.inputs if not has_fields(file.url, file.format))
+        return tuple(file for file in self.inputs if not file.format.has_fields)
 
     @property
     def has_provenance(self) -> bool:
@@ -95,11 +94,11 @@ class Plan:
         values = self.config.model_dump(mode="json", exclude=set(WITHOUT_EFFECT))
         documents = values["documents"]
         documents["filters"] = [dict(each) for each in self.filters[None]]
-        documents["formats"] = {ending: dict(each) for ending, each in self.formats.items()}
+        documents["formats"] = {ending: dict(each) for ending, each in self.formats.identities.items()}
         del documents["format"]
         if documents["sentences"] == "split":
             del documents["sentences"]  # so that plans and manifests of earlier releases are equal
-        read_otherwise = {file.source for file in self.inputs if file.format is not None}
+        read_otherwise = {file.source for file in self.inputs if file.format.named is not None}
         for number, source in enumerate(values["sources"]):
             own = [dict(each) for each in self.filters.get(number, self.filters[None])]
             source |= {"format": self.reading.settings[number].format, "filters": own}
@@ -147,7 +146,8 @@ def make_plan(
     inputs = find_inputs(config) if inputs is None else inputs
     unit_bytes = unit_bytes_for(text_bytes(inputs), config.shards.unit_bytes)
     shards = config.shards.model_copy(update={"unit_bytes": unit_bytes})
-    parts = find_units(inputs, config.model_copy(update={"shards": shards}))
+    formats = Formats.of(config).for_files(file.format for file in inputs)
+    parts = find_units(inputs, config.model_copy(update={"shards": shards}), formats)
     units = group_parts(parts, unit_bytes)
     token_bytes = np.dtype(tokenizer.token_dtype).itemsize
     destinations = plan_destinations(
@@ -167,7 +167,7 @@ def make_plan(
         destinations,
         parent,
         filters=filters,
-        formats=described_formats((file.url, file.format) for file in inputs),
+        formats=formats,
     )
     return replace(plan, units=tuple(_named(plan, units)))
 
@@ -193,13 +193,13 @@ def _named(plan: Plan, units: Sequence[Unit]) -> Iterator[Unit]:
     common = [asdict(plan.destinations), plan.has_provenance, *([plan.keeps] if plan.keeps else [])]
     readings = [plan.reading.identity(number) for number in range(len(plan.config.sources))]
     for unit in units:
-        parts = [[storage.redact(each.url), each.start, each.stop, *_BESIDES(each)] for each in unit.parts]
+        parts = [[storage.redact(each.url), *_OF_A_PART(each)] for each in unit.parts]
         values = [common, unit.source, readings[unit.source], parts]
         digest = hashlib.sha256(json.dumps(values).encode()).digest()
         yield replace(unit, name=f"{int.from_bytes(digest[:8]):020d}")
 
 
-_BESIDES = operator.attrgetter("whole", "name", "format", "stamp")
+_OF_A_PART = operator.attrgetter("start", "stop", "whole", "name", "format.named", "stamp")
 
 
 def warn_of_names(plan: Plan) -> None:
@@ -219,7 +219,7 @@ def warn_of_names(plan: Plan) -> None:
 
 def text_bytes(inputs: Sequence[InputFile]) -> float:
     """Return the estimated bytes of text in the files, from their sizes."""
-    return sum(file.bytes * growth_of(file.url, file.format) for file in inputs)
+    return sum(file.bytes * file.format.growth for file in inputs)
 
 
 def _text_of_sources(config: PreparationConfig, inputs: Sequence[InputFile]) -> list[float]:

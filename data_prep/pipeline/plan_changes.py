@@ -9,7 +9,6 @@ from typing import Any
 from data_prep.base.progress import Progress
 from data_prep.dataset.manifest_records import InputRecord
 from data_prep.dataset.safeguards import config_differences
-from data_prep.documents.documents import unit_sha256
 from data_prep.documents.input_files import InputFile
 from data_prep.pipeline.plan import Plan
 from data_prep.storage import storage
@@ -78,8 +77,7 @@ def stamps_of(plan: Plan) -> dict[str, dict[str, str]]:
 
 
 def _fingerprint_now(plan: Plan, file: InputFile) -> str:
-    parts = (plan.parts[number] for number in plan.parts_of[file.url])
-    return file_fingerprint([unit_sha256(part, plan.reading.settings[file.source]) for part in parts])
+    return file_fingerprint([plan.reading.sha256(plan.parts[number]) for number in plan.parts_of[file.url]])
 
 
 def file_fingerprint(digests: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from data_prep.base.errors import UsageError
-from data_prep.documents.input_units import InputUnit, growth_of
+from data_prep.documents.input_files import InputUnit
 from data_prep.storage import storage
 
 MAX_UNITS = 4096
@@ -66,7 +66,7 @@ def _groups(parts: Sequence[InputUnit], unit_bytes: int) -> Iterator[list[InputU
     group: list[InputUnit] = []
     held = 0.0
     for part in parts:
-        size = part.bytes * growth_of(part.url, part.format)
+        size = part.bytes * part.format.growth
         if group and (part.source != group[0].source or held + size > unit_bytes or len(group) >= MAX_PARTS):
             yield group
             group, held = [], 0.0

@@ -29,7 +29,8 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.logs import logger
 from data_prep.base.progress import Progress
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
-from data_prep.documents.input_units import InputUnit
+from data_prep.documents.formats.format_registry import Formats
+from data_prep.documents.input_files import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.executors.executors import Executor, num_processes, run_units, shared
 from data_prep.filters.chain import SourceReading, filter_identities
@@ -161,7 +162,7 @@ def draw_sample(
     shutil.rmtree(work, ignore_errors=True)
     settings = config.tokenizer
     parts, multipliers = [SampleUnit(*each) for each in enumerate(units)], None
-    job = SampleJob(SourceReading.of(config, filter_identities(config), {}), settings, str(work))
+    job = SampleJob(SourceReading.of(config, filter_identities(config), Formats.of(config)), settings, str(work))
     if settings.sampling_alpha < 1:
         shares = CorpusCounts()
         for counts in _run("counting", count_unit, job, parts, executor):

@@ -15,7 +15,7 @@ from data_prep.config.preparation_config import Source
 from data_prep.storage import storage
 from tests.support.error_codes import coded
 from tests.support.preparations import config_of
-from tests.support.reading import InputFile
+from tests.support.reading import file_of
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def no_options() -> Iterator[None]:
 
 def workers(wanted: int | None, *, megabytes: float, settings: tuple[str, ...] = (), output: str = "out") -> int:
     config = config_of("corpus.jsonl", "shards.seed=1", *settings)
-    file = InputFile("corpus.jsonl", 0, int(megabytes * 1e6), "")
+    file = file_of("corpus.jsonl", int(megabytes * 1e6))
     return workers_for(wanted, Request(config, (file,), "tokenizer", None, output))
 
 
