@@ -44,7 +44,7 @@ def is_format_reason(reason: str) -> bool:
 
 
 class BadInput(UserError):
-    """Input that cannot be read.
+    """This file, or this document where the policy is `error`, cannot be read.
 
     Args:
         reason: name under which the policy `skip` counts the input; the error code is the same in kebab case.
@@ -60,13 +60,18 @@ class BadInput(UserError):
 
 
 class Fault(Exception):
-    """Reason why input is not a document: `what` is wrong, the `reason` to count it under, the `remedy`."""
+    """This document cannot be used: `what` is wrong, the `reason` to count it under, the `remedy`.
 
-    def __init__(self, what: str, reason: str, remedy: str = "fix it") -> None:
+    Args:
+        position: of the first wrong byte, where the document's bytes are no text.
+    """
+
+    def __init__(self, what: str, reason: str, remedy: str = "fix it", position: int = 0) -> None:
         super().__init__(what)
         self.what = what
         self.reason = reason
         self.remedy = remedy
+        self.position = position
 
 
 def returns_alone() -> Fault:

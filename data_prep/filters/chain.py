@@ -18,8 +18,8 @@ from data_prep.documents.document import Document, is_json, numbered, wrong_valu
 from data_prep.documents.documents import DocumentReader, unit_sha256
 from data_prep.documents.formats.format_registry import Formats
 from data_prep.documents.input_files import InputUnit
-from data_prep.documents.rejects import BadInput
-from data_prep.filters.protocol import UNUSABLE, UnusableDocument, filter_reason
+from data_prep.documents.rejects import BadInput, Fault
+from data_prep.filters.protocol import UNUSABLE, filter_reason
 from data_prep.filters.registry import Step, configured_filters, described_filters, fingerprint_of, planned_filters
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, has_too_many_marks
@@ -216,12 +216,12 @@ class FilterChain:
             outcome = step.apply(document)
         except UserError:
             raise
-        except UnusableDocument as error:
+        except Fault as fault:
             if self._settings.on_bad_input == "skip":
                 return UNUSABLE
             raise BadInput(
-                f"{_named(reader, document)}: filter {step.name!r}: {error}",
-                fix=f"{error.fix}, or skip such documents with documents.on_bad_input=skip",
+                f"{_named(reader, document)}: filter {step.name!r}: {fault}",
+                fix=f"{fault.remedy}, or skip such documents with documents.on_bad_input=skip",
             ) from None
         except (KeyboardInterrupt, Stopped):
             raise

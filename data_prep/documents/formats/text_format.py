@@ -8,7 +8,7 @@ from typing import BinaryIO, Literal
 
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
-from data_prep.documents.formats.input_format import Cut, Format, NotText, Part, Reading, byte_cuts, decoded
+from data_prep.documents.formats.input_format import Cut, Format, Part, Reading, byte_cuts, decoded
 from data_prep.documents.lines import BYTE_ORDER_MARK, Line, blank_line_blocks, bounded_lines, skip_to_line
 from data_prep.documents.rejects import BadInput, Fault, returns_alone
 
@@ -64,10 +64,10 @@ def _whole(stream: BinaryIO, reading: Reading) -> Iterator[Document]:
     marked = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
     try:
         text = decoded(data[marked:])
-    except NotText as error:
-        what = f"{error.what} (byte {marked + error.position} of the file)"
+    except Fault as fault:
+        what = f"{fault.what} (byte {marked + fault.position} of the file)"
         reading.rejects.bad(
-            "", Fault(what, error.reason, "convert it, for example with iconv, or remove it from the inputs")
+            "", Fault(what, fault.reason, "convert it, for example with iconv, or remove it from the inputs")
         )
     else:
         if text.strip():
@@ -90,11 +90,11 @@ def _blocks(stream: BinaryIO, reading: Reading) -> Iterator[Document]:
             continue
         try:
             document = Document(decoded(block.data), source=reading.fields.source)
-        except NotText as error:
-            before = block.data[: error.position]
+        except Fault as fault:
+            before = block.data[: fault.position]
             start = before.rfind(b"\n") + 1
             line = Line(block.start + start, block.number + before.count(b"\n"), 0, b"")
-            rejects.bad_line(line, Fault(f"{error.what} (byte {error.position - start} of the line)", error.reason))
+            rejects.bad_line(line, Fault(f"{fault.what} (byte {fault.position - start} of the line)", fault.reason))
         else:
             rejects.at_line(block)
             yield document

@@ -80,7 +80,7 @@ def reasons_in_the_source() -> set[str]:
     texts: list[ast.expr | None] = []
     for node in nodes:
         if isinstance(node, ast.Call):
-            position = {"Fault": 1, "BadInput": 1, "NotText": 1, "_drop": 0}.get(_name(node.func))
+            position = {"Fault": 1, "BadInput": 1, "_drop": 0}.get(_name(node.func))
             texts += node.args[position : position + 1] if position is not None else []
         elif isinstance(node, ast.Subscript) and _name(node.value) in ("dropped", "_dropped", "drops", "ids_by_reason"):
             texts.append(node.slice)

@@ -176,8 +176,8 @@ def test_a_set_without_an_ending_is_answered_with_the_setting_of_its_format(tmp_
     with pytest.raises(UserError, check=coded("unsupported-file-type")) as caught:
         step_for(sets={"mmlu": files})
     assert caught.value.fix == f'name its format: sets: {{mmlu: {{files: ["{files}"], format: NAME}}}}'
-    for given in (files, str(tmp_path)):
-        step = step_for(sets={"mmlu": {"files": given, "format": "jsonl"}})
+    for pattern in (files, str(tmp_path)):
+        step = step_for(sets={"mmlu": {"files": pattern, "format": "jsonl"}})
         assert step.apply(Document("so: one two three four five six seven eight nine")) is not None
     with pytest.raises(UserError, check=coded("filter-parameters")):
         step_for(sets={"mmlu": {"files": files, "format": 5}})

@@ -79,4 +79,4 @@ def test_errors_name_the_word_without_quotes_and_the_number_with_quotes() -> Non
     assert "f(x)" in str(caught.value) and "0x" not in str(caught.value)
     with pytest.raises(UnusableDocument, match="is a number.*is a text") as unusable:
         Condition("score >= '3'")(VALUES)
-    assert unusable.value.fix == "write 3 without quotes"
+    assert unusable.value.remedy == "write 3 without quotes"
