@@ -19,8 +19,7 @@ import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest_records import step_of
-from data_prep.executors.phases import PhaseRunner, add_up_results, unfinished
-from data_prep.executors.tally import Tally
+from data_prep.executors.phases import PhaseRunner, Tally, add_up_results, unfinished
 from data_prep.pipeline.gather_task import SeenIds
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import MapSummary

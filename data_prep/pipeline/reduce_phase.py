@@ -19,8 +19,7 @@ from data_prep.base.errors import UserError
 from data_prep.dataset.counts import SOURCE_COLUMNS
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.shards import shard_name
-from data_prep.executors.phases import PhaseRunner, add_up_results
-from data_prep.executors.tally import Counts, Tally, unpack_counts
+from data_prep.executors.phases import Counts, PhaseRunner, Tally, add_up_results, unpack_counts
 from data_prep.pipeline.gather_task import gather_group, gathered_url
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import MapSummary
