@@ -11,7 +11,8 @@ import hashlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import BinaryIO, cast
 
 from data_prep.base import progress
@@ -20,7 +21,6 @@ from data_prep.documents.document import Document
 from data_prep.documents.formats.format_registry import Formats, read_documents, sniffed
 from data_prep.documents.formats.input_format import Fields, Format, Part, Reading
 from data_prep.documents.input_files import InputUnit
-from data_prep.documents.languages import DocumentLanguages
 from data_prep.documents.lines import damaged_line
 from data_prep.documents.rejects import BadInput, Rejects
 from data_prep.storage import storage
@@ -35,9 +35,11 @@ from data_prep.storage.compression import (
 from data_prep.storage.hashing_files import HashingFile, RangeHashingFile, read_bytes_of
 from data_prep.storage.parquet import DamagedTable
 from data_prep.text.cleaning import has_too_many_marks
+from data_prep.text.sentences import known_language
 
 _HEAD_BYTES = 1 << 10
 _REPORT_SECONDS = 1.0
+_SHOWN_CHARACTERS = 40
 
 
 def unit_sha256(unit: InputUnit, settings: DocumentSettings, formats: Formats) -> str:
@@ -283,3 +285,62 @@ def _check_container(head: bytes, where: str, item: Format) -> None:
             spoils_file=True,
             fix=f"unpack it; compressed files may be {', '.join(COMPRESSIONS.values())}",
         )
+
+
+@dataclass
+class DocumentLanguages:
+    """Counts of documents whose language was looked up.
+
+    Attributes:
+        unnamed: number of documents without a language.
+        unknown: number of documents with an unknown language; `first_unknown` is the first such name.
+        read: number of all documents.
+        absent: number of documents without a value, by field (id, URL and metadata).
+    """
+
+    documents: int = 0
+    unnamed: int = 0
+    unknown: int = 0
+    first_unknown: str = ""
+    read: int = 0
+    absent: dict[str, int] = field(default_factory=dict)
+
+    def add(self, language: str | None) -> None:
+        """Count a document of this language."""
+        self.documents += 1
+        if language is None:
+            self.unnamed += 1
+        elif not known_language(language, ""):
+            self.unknown += 1
+            self.first_unknown = self.first_unknown or language[:_SHOWN_CHARACTERS]
+
+    def add_absent(self, names: Iterable[str]) -> None:
+        """Count a document that has no value in these fields."""
+        self.read += 1
+        for name in names:
+            self.absent[name] = self.absent.get(name, 0) + 1
+
+    def merge(self, other: DocumentLanguages) -> None:
+        self.documents += other.documents
+        self.unnamed += other.unnamed
+        self.unknown += other.unknown
+        self.first_unknown = self.first_unknown or other.first_unknown
+        self.read += other.read
+        for name, count in other.absent.items():
+            self.absent[name] = self.absent.get(name, 0) + count
+
+    def absent_warnings(self) -> Iterator[str]:
+        """Yield warnings about fields in which no document has a value."""
+        for name, count in sorted(self.absent.items()):
+            if count == self.read:
+                yield f"none of its {self.read:,} documents has a value in the field {name!r}"
+
+    def warnings(self, field: str) -> Iterator[str]:
+        """Yield warnings: no document has a language in the field, or some have an unknown one."""
+        if 0 < self.documents == self.unnamed:
+            yield f"none of its {self.documents:,} documents names a language in the field {field!r}"
+        if self.unknown:
+            yield (
+                f"{self.unknown:,} of its documents name a language in the field {field!r} that is unknown (such as "
+                f"{self.first_unknown!r}; give codes such as en, de or zh)"
+            )

@@ -13,7 +13,7 @@ from data_prep.base.logs import logger
 from data_prep.base.terminal import counted, printable
 from data_prep.config.preparation_config import Source
 from data_prep.dataset.manifest_records import step_of
-from data_prep.documents.languages import DocumentLanguages
+from data_prep.documents.documents import DocumentLanguages
 from data_prep.executors.phases import Counts, PhaseRunner, Tally, add_up_results, unfinished
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_task import map_unit, sections_url

@@ -16,7 +16,7 @@ from data_prep.dataset.removed_names import ExcludedNames
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureWriter, open_signatures
 from data_prep.documents.document import Document
-from data_prep.documents.languages import DocumentLanguages
+from data_prep.documents.documents import DocumentLanguages
 from data_prep.documents.rejects import BadInput
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.job import Job

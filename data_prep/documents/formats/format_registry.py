@@ -18,12 +18,10 @@ from data_prep.base.registries import Registry
 from data_prep.base.source_digest import check_module_unchanged, module_digest
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.documents.document import Document, is_json, wrong_values
-from data_prep.documents.formats.arrow_format import ArrowFormat
 from data_prep.documents.formats.csv_format import CsvFormat, TsvFormat
 from data_prep.documents.formats.input_format import Format, Reading, document_of
-from data_prep.documents.formats.json_format import JsonLinesFormat
-from data_prep.documents.formats.parquet_format import ParquetFormat
-from data_prep.documents.formats.text_format import TextFormat
+from data_prep.documents.formats.table_formats import ArrowFormat, ParquetFormat
+from data_prep.documents.formats.text_format import JsonLinesFormat, TextFormat
 from data_prep.documents.rejects import BadInput, Fault
 from data_prep.storage import storage
 from data_prep.storage.compression import COMPRESSIONS, DAMAGE

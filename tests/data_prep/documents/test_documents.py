@@ -26,9 +26,8 @@ from hypothesis import strategies as st
 from data_prep import Document
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.documents import BadInput
+from data_prep.documents.documents import BadInput, DocumentLanguages
 from data_prep.documents.input_files import split_into_units
-from data_prep.documents.languages import DocumentLanguages
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS
 from tests.support.compressions import COMPRESS
