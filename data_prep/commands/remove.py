@@ -29,7 +29,7 @@ from data_prep.dataset.removal_request import (
     find_documents,
     find_listed,
 )
-from data_prep.dataset.takedown_lists import ID_NAMES, URL_NAMES, read_document_ids, read_list
+from data_prep.dataset.removed_names import ID_NAMES, URL_NAMES, read_document_ids, read_list
 from data_prep.dataset.versions import delete_older_versions, files_of_older_versions
 from data_prep.executors.executors import Executor
 from data_prep.storage import storage

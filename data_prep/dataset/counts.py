@@ -13,8 +13,7 @@ import safetensors.numpy
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import TOKEN_COUNTS_NAME, Manifest
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, read_file, record_of
-from data_prep.dataset.shard_index import TENSOR_FAULTS
-from data_prep.dataset.shards import Record
+from data_prep.dataset.shards import TENSOR_FAULTS, Record
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 

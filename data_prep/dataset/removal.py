@@ -14,7 +14,6 @@ import numpy as np
 import safetensors.numpy
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.addition import REMOVED_IDS, removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, split_record, token_counts_file
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.manifest_records import FileRecord, RemovalRecord, ShardRecord, SourceRecord, record_of
@@ -22,9 +21,11 @@ from data_prep.dataset.provenance_sidecar import read_provenance, rows_to_remove
 from data_prep.dataset.removal_request import Found, RemovalRequest, find_documents
 from data_prep.dataset.removed_names import (
     NOT_PRESENT,
+    REMOVED_IDS,
     RemovedNames,
     files_of_removed_names,
     hash_names,
+    removed_ids,
     removed_names,
 )
 from data_prep.dataset.shard_rewrite import RewriteResult, RewriteTask, read_result, result_url, rewrite_shard

@@ -14,7 +14,6 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.progress import Progress
 from data_prep.base.terminal import counted
 from data_prep.base.urls import path_parts
-from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord, read_inputs
 from data_prep.dataset.provenance_sidecar import find_rows, read_provenance
@@ -24,9 +23,10 @@ from data_prep.dataset.removed_names import (
     hash_names,
     name_hash,
     not_present,
+    removed_ids,
     removed_names,
 )
-from data_prep.dataset.shard_index import read_index
+from data_prep.dataset.shards import read_index
 from data_prep.executors.executors import Executor, run_units
 from data_prep.storage import storage
 

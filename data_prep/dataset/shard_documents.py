@@ -12,7 +12,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.progress import Progress
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.manifest_records import REBUILD, ShardRecord, SourceRecord
-from data_prep.dataset.shard_index import read_index, starts_of
+from data_prep.dataset.shards import read_index, starts_of
 from data_prep.storage import storage
 
 

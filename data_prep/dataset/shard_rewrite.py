@@ -15,8 +15,7 @@ from data_prep.dataset.counts import SOURCE_COLUMNS, RecordCounts, piece_text
 from data_prep.dataset.manifest import TOKENIZER_FOLDER
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord, TokenizerRecord
 from data_prep.dataset.provenance_sidecar import rewrite_provenance
-from data_prep.dataset.shard_index import starts_of
-from data_prep.dataset.shards import Record, read_records, write_shard
+from data_prep.dataset.shards import Record, read_records, starts_of, write_shard
 from data_prep.dataset.versions import REMOVAL_WORK
 from data_prep.storage import storage
 from data_prep.storage.work_files import read_state, write_state

@@ -10,7 +10,6 @@ from data_prep.base.errors import UserError
 from data_prep.base.packages import own_version
 from data_prep.base.progress import Progress
 from data_prep.base.terminal import counted, printable
-from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, unigram_entropy_nats
 from data_prep.dataset.data_card import card_problem
 from data_prep.dataset.file_checks import CheckTask, Findings, SidecarTask, check_shard, check_sidecar
@@ -23,6 +22,7 @@ from data_prep.dataset.manifest import (
     read_manifest,
 )
 from data_prep.dataset.manifest_records import REBUILD, UNKNOWN_STEP, read_inputs, step_of
+from data_prep.dataset.removed_names import removed_ids
 from data_prep.dataset.safeguards import read_filter_lists
 from data_prep.dataset.versions import OLD_REPAIR_WORK, select_version, stray_files, unfinished_work
 from data_prep.executors.executors import Executor, run_units

@@ -27,6 +27,7 @@ from data_prep.text.sentences import check_language
 _MOST_NAMES, _MOST_BRACES = 100_000, 100  # of a brace pattern
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}")
 _SHOWN_LINKS = 5
+_INSTALLED = Formats()
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def split_into_units(
     ]
 
 
-def expand(pattern: str, formats: Formats, is_format_named: bool = False) -> list[str]:
+def expand(pattern: str, formats: Formats = _INSTALLED, is_format_named: bool = False) -> list[str]:
     """Return the files that match a path, URL or pattern, sorted; every name of a brace pattern must match.
 
     A folder that `datasets.Dataset.save_to_disk` wrote stands for its Arrow files. Where a format is named, any other

@@ -243,7 +243,7 @@ _SET_FIXES = {
 
 
 def _urls(patterns: Sequence[str], named: str | None) -> list[str]:
-    return [url for pattern in patterns for url in expand(expand_home(pattern), Formats(), named is not None)]
+    return [url for pattern in patterns for url in expand(expand_home(pattern), is_format_named=named is not None)]
 
 
 def _are_texts(items: Any) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from data_prep.base.logs import logger
 from data_prep.base.terminal import counted
-from data_prep.dataset.addition import known_ids, removed_ids
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import ShardRecord
+from data_prep.dataset.removed_names import removed_ids
+from data_prep.dataset.shards import read_index
 from data_prep.deduplication.exclusions import NAME, write_exclusions
 from data_prep.deduplication.near_duplicates import (
     SignatureTask,
@@ -64,6 +66,22 @@ def write_known_ids(job: Job, known_shards: KnownShards) -> int:
     by_reason = {_KNOWN: np.column_stack([known, known])}
     write_exclusions(known_shards.url, by_reason, destinations.num_sections, destinations.groups_of)
     return len(known)
+
+
+def known_ids(folder: str, shards: Iterable[ShardRecord]) -> np.ndarray:
+    """Return the ids of all documents of these shards, (num_documents,) uint64, ascending; 8 bytes per document.
+
+    Raises:
+        UserError: an index is missing or damaged.
+    """
+    ids = np.empty(0, np.uint64)
+    for shard in shards:
+        found = read_index(folder, shard).document_ids
+        filled = len(ids)
+        ids.resize(filled + len(found), refcheck=False)  # in place: a count in the manifest must not allocate memory
+        ids[filled:] = found
+    ids.sort()
+    return ids
 
 
 def _write_known_ids(job: Job, parent: Manifest, runner: PhaseRunner) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from data_prep.dataset.provenance_sidecar import ProvenanceRow
-from data_prep.dataset.shard_index import starts_of
+from data_prep.dataset.shards import starts_of
 from data_prep.documents.document import Document
 from data_prep.pipeline.sections import Section
 from data_prep.text.cleaning import replace_surrogates

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from data_prep.base.packages import own_version
-from data_prep.dataset.addition import publish_addition
-from data_prep.dataset.counts import split_record, token_counts_file
-from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest
+from data_prep.dataset.counts import read_token_counts, split_record, token_counts_file
+from data_prep.dataset.manifest import ADDITIONS, TOKENIZER_FOLDER, Manifest
 from data_prep.dataset.manifest_records import InputRecord, InputsFile, SourceRecord, TokenizerRecord, inputs_file
-from data_prep.dataset.safeguards import ADDITION, SAFEGUARDS, write_filter_lists
+from data_prep.dataset.safeguards import ADDITION, SAFEGUARDS, check_source_names, write_filter_lists
 from data_prep.dataset.versions import next_version, publish
 from data_prep.pipeline.inheritance import filter_lists, given_filters
 from data_prep.pipeline.job import dtype_name
@@ -91,6 +92,58 @@ def assemble(
         valid=split_record(totals.of_split("valid"), counts["valid"]),
         token_counts=token_counts_file(counts, 1)[0],
         detached_provenance=totals.detached_provenance,
+    )
+
+
+def publish_addition(
+    folder: str, parent: Manifest, addition: Manifest, added_counts: Mapping[str, np.ndarray]
+) -> Manifest:
+    """Make the extended data set the current version of `folder`; the shards of the addition exist already.
+
+    Args:
+        added_counts: of train and of valid, (vocab_size,) int64, of the addition alone.
+
+    Raises:
+        UserError: the parent's token counts are damaged, or the folder was changed meanwhile.
+    """
+    before = read_token_counts(folder, parent)
+    total = {name: before[name] + added_counts[name] for name in ("train", "valid")}
+    manifest = grow(parent, addition, total)
+    record, data = token_counts_file(total, manifest.version)
+    storage.write_bytes(storage.join(folder, record.name), data)
+    publish(folder, manifest)
+    return manifest
+
+
+def grow(parent: Manifest, addition: Manifest, token_counts: Mapping[str, np.ndarray]) -> Manifest:
+    """Return the version with the documents of the parent and of the addition.
+
+    Args:
+        addition: the manifest of the added documents alone; the numbers of its shards and sources continue the
+            parent's.
+        token_counts: of train and valid, (vocab_size,) int64, of parent and addition together.
+
+    Raises:
+        UsageError: the addition has a source of the parent's name.
+    """
+    check_source_names(parent, [source.name for source in addition.sources])
+    assert addition.tokenizer == parent.tokenizer
+    assert not {shard.name for shard in parent.shards} & {shard.name for shard in addition.shards}
+    version = next_version(parent)
+    return Manifest(
+        format_version=addition.format_version,
+        clozeworks_version=addition.clozeworks_version,
+        tokenizer=parent.tokenizer,
+        config={**parent.config, ADDITIONS: [*parent.preparations[1:], addition.config]},
+        inputs=parent.inputs + addition.inputs,
+        sources=parent.sources + addition.sources,
+        train=split_record(parent.train.shards + addition.train.shards, token_counts["train"]),
+        valid=split_record(parent.valid.shards + addition.valid.shards, token_counts["valid"]),
+        token_counts=token_counts_file(token_counts, version)[0],
+        version=version,
+        parent=parent.digest,
+        removals=parent.removals,
+        detached_provenance=parent.detached_provenance + addition.detached_provenance,
     )
 
 

@@ -13,8 +13,7 @@ import numpy as np
 from data_prep.base.errors import UserError
 from data_prep.dataset.counts import PieceText, RecordCounts
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, write_provenance
-from data_prep.dataset.shard_index import starts_of
-from data_prep.dataset.shards import Record, write_shard
+from data_prep.dataset.shards import Record, starts_of, write_shard
 from data_prep.deduplication.similarity_search import mix
 from data_prep.executors.phases import pack_counts
 from data_prep.pipeline.gather_task import gathered_url, selection_of, unit_sections

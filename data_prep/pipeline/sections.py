@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from data_prep.dataset.shard_index import starts_of
+from data_prep.dataset.shards import starts_of
 from data_prep.storage.work_files import PartsWriter, open_parts
 
 FLUSH_BYTES = 64 << 20

@@ -9,11 +9,10 @@ from typing import Any
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from data_prep.base.terminal import counted
-from data_prep.dataset.addition import check_source_names, config_of_source
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import InputRecord, read_inputs
 from data_prep.dataset.missing_data_set import PLAN_NAME
-from data_prep.dataset.safeguards import NO_SETTINGS
+from data_prep.dataset.safeguards import NO_SETTINGS, check_source_names, config_of_source
 from data_prep.dataset.shards import SHARD_NAME
 from data_prep.dataset.versions import (
     OLD_REPAIR_WORK,
