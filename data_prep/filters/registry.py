@@ -38,9 +38,9 @@ FILTERS = Registry(
     unknown_code="unknown-filter",
     built_in={
         "decontamination": "data_prep.filters.decontamination:Decontamination",
-        "language": "data_prep.filters.language_filter:LanguageFilter",
-        "metadata": "data_prep.filters.metadata_filter:MetadataFilter",
-        "url_blocklist": "data_prep.filters.url_blocklist:UrlBlocklist",
+        "language": "data_prep.filters.built_in_filters:LanguageFilter",
+        "metadata": "data_prep.filters.built_in_filters:MetadataFilter",
+        "url_blocklist": "data_prep.filters.built_in_filters:UrlBlocklist",
     },
     entry_points="clozeworks.filters",
     placeholders=tuple(f"{adapter}:NAME" for adapter in ADAPTERS),

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from data_prep.deduplication.exclusions import NAME as EXCLUSIONS_NAME
-from data_prep.deduplication.exclusions import read_exclusions
+from data_prep.pipeline.exclusion_phase import EXCLUSIONS_NAME, read_exclusions
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_task import sections_url
 from data_prep.pipeline.provenance_rows import with_kept_as

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError
-from data_prep.filters.metadata_filter import Condition
+from data_prep.filters.built_in_filters import Condition
 from data_prep.filters.protocol import UnusableDocument
 from tests.support.error_codes import coded
 
