@@ -1,6 +1,6 @@
 """Folders of documents beside a data set, as files of JSON lines: the dropped ones, and the texts of the others.
 
-The map phase writes the rows (`unit_rows`), so every input is read once. When the shards are done, every unit gets one
+The map phase writes the rows (`RowWriter`), so every input is read once. When the shards are done, every unit gets one
 file in each folder, whose name depends on the settings and the content of the inputs. The index of a folder is written
 last and lists the files. The bytes are the same for any number of workers and any history of kills.
 """
@@ -20,14 +20,13 @@ import numpy as np
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest_records import step_of
 from data_prep.executors.phases import PhaseRunner, Tally, add_up_results, unfinished
-from data_prep.pipeline.gather_task import SeenIds
+from data_prep.pipeline.encoding import kept_ids, read_rows
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.map_task import sections_url
-from data_prep.pipeline.plan import Plan
-from data_prep.pipeline.plan_changes import description
+from data_prep.pipeline.plan import Plan, description
+from data_prep.pipeline.reduce_task import SeenIds
 from data_prep.pipeline.sections import read_summary
-from data_prep.pipeline.unit_rows import kept_ids, read_rows
 from data_prep.storage import storage
 from data_prep.storage.work_files import read_state, write_state
 

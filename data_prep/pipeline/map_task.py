@@ -18,10 +18,9 @@ from data_prep.deduplication.signature_files import SignatureWriter, open_signat
 from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentLanguages
 from data_prep.documents.rejects import BadInput
-from data_prep.pipeline.encoding import encode_documents
+from data_prep.pipeline.encoding import Early, RowWriter, encode_documents, rows_url
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.sections import Section, SectionWriter
-from data_prep.pipeline.unit_rows import Early, RowWriter, rows_url
 from data_prep.pipeline.units import Unit
 from data_prep.storage import storage
 

@@ -1,4 +1,4 @@
-"""The plan of a preparation: inputs, units and number of shards."""
+"""The plan of a preparation: inputs, units and number of shards, and how it differs from another one."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ import hashlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UsageError
 from data_prep.base.logs import logger
+from data_prep.base.progress import Progress
 from data_prep.base.terminal import counted, printable
-from data_prep.config.preparation_config import MAX_SOURCES, WITHOUT_EFFECT, PreparationConfig
+from data_prep.config.preparation_config import WITHOUT_EFFECT, PreparationConfig
 from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.versions import PREPARATION_WORK, next_version
+from data_prep.dataset.manifest_records import InputRecord
+from data_prep.dataset.safeguards import config_differences
+from data_prep.dataset.versions import PREPARATION_WORK
 from data_prep.documents.formats.format_registry import Formats
 from data_prep.documents.input_files import InputFile, InputUnit, find_inputs, find_units
 from data_prep.filters.chain import Identities, SourceReading, filter_identities
 from data_prep.pipeline.destinations import Destinations, plan_destinations
+from data_prep.pipeline.inheritance import check_fits
 from data_prep.pipeline.units import Unit, group_parts, unit_bytes_for
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -32,6 +36,8 @@ REREAD = (*_FIELDS, "text_field", "language", "filters")
 """Settings of a source on which the result of its own units depends, and nothing else."""
 BUDGETS = ("weight", "max_tokens", "epochs")
 """Settings of a source that say how training uses it."""
+Stamps = Mapping[str, Mapping[str, str]]
+"""The stamps of files by the name of their source and their URL without secrets."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ def make_plan(
         UserError: the addition does not fit the parent.
     """
     if parent is not None:
-        _check_fits(config, tokenizer, parent)
+        check_fits(config, tokenizer, parent)
     filters = filter_identities(config)  # reports their errors before work begins
     inputs = find_inputs(config) if inputs is None else inputs
     unit_bytes = unit_bytes_for(text_bytes(inputs), config.shards.unit_bytes)
@@ -246,55 +252,77 @@ def check_output_apart(plan: Plan, output: str) -> None:
             )
 
 
-def _check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifest) -> None:
-    settings = config.shards
-    if not parent.sources or not parent.train.shards:
-        raise UserError(
-            f"the manifest of the existing data set names no {'train shard' if parent.sources else 'source'}",
-            fix="restore it if it was edited by hand, or rebuild the data set",
-            code="nothing-to-add-to",
-        )
-    if len(parent.sources) + len(config.sources) > MAX_SOURCES:
-        raise UsageError(
-            f"the existing data set has {len(parent.sources):,} sources and {len(config.sources):,} are added, and a "
-            f"data set holds at most {MAX_SOURCES:,}",
-            fix="give one source several files or patterns",
-            code="too-many-sources",
-        )
-    next_version(parent)  # raises if there is none, before work begins
-    if tokenizer.fingerprint != parent.tokenizer.fingerprint:
-        raise UserError(
-            f"the tokenizer has the fingerprint {tokenizer.fingerprint}, and the existing data set was made with "
-            f"{parent.tokenizer.fingerprint}",
-            fix="leave the tokenizer out: the default is that of the data set",
-            code="other-tokenizer",
-        )
-    if config.total_tokens is not None:
-        raise UsageError(
-            f"total_tokens={config.total_tokens} is set, and an addition cannot change the budgets of existing sources",
-            fix="remove total_tokens and give the added sources max_tokens or epochs, or make the data set again",
-            code="total-in-addition",
-        )
-    if config.has_source_budgets and not parent.has_source_budgets:
-        raise UsageError(
-            "a source has a weight, max_tokens or epochs, and the shards of the existing data set hold several sources "
-            "each",
-            fix="remove the setting, or make the data set again with it",
-            code="budget-in-addition",
-        )
-    theirs = "split" if parent.has_sentences else "none"
-    if config.documents.sentences != theirs:
-        raise UsageError(
-            f"documents.sentences={config.documents.sentences} and the existing data set was prepared with {theirs}",
-            fix="leave documents.sentences out: an addition takes that of the data set; or prepare the whole text "
-            f"again with documents.sentences={config.documents.sentences}",
-            code="other-sentences",
-        )
-    fraction = parent.config.get("shards", {}).get("valid_fraction", settings.valid_fraction)
-    if fraction != settings.valid_fraction:
-        raise UsageError(
-            f"shards.valid_fraction={settings.valid_fraction:g} and the existing data set has {fraction:g}, so a "
-            "text could be held out in one and trained on in the other",
-            fix=f"set shards.valid_fraction={fraction:g}",
-            code="other-valid-fraction",
-        )
+def description(plan: Plan) -> dict[str, Any]:
+    """Return what determines the result of a preparation, as plain values without secrets."""
+    sources = plan.config.sources
+    return {
+        "tokenizer": plan.tokenizer_fingerprint,
+        "config": plan.described_config(),
+        "inputs": {storage.redact(file.url): [sources[file.source].name, file.bytes] for file in plan.inputs},
+    }
+
+
+def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    """Return the differences of two descriptions, apart from inputs; "parent" is compared if both have it."""
+    found = []
+    if theirs["tokenizer"] != mine["tokenizer"]:
+        found.append(f"the tokenizer was {theirs['tokenizer'][:16]} and is now {mine['tokenizer'][:16]}")
+    if "parent" in theirs and theirs["parent"] != mine.get("parent"):
+        found.append("the existing data set has changed")
+    found.extend(config_differences(_without_patterns(theirs["config"]), _without_patterns(mine["config"]), ""))
+    return found
+
+
+def changed_inputs(plan: Plan, inputs: Iterable[InputRecord], stamps: Stamps) -> list[str]:
+    """Return what is different now about the inputs of a finished preparation.
+
+    A file that has its stamp still is the same file. Of any other one of equal size the content is compared: it may
+    have been copied, or written again with what it held.
+    """
+    before = {file.url: file for file in inputs}
+    now = {storage.redact(file.url): file for file in plan.inputs}
+    found, suspects = dict[str, str](), list[tuple[str, InputFile]]()
+    for url in before.keys() | now.keys():
+        if url not in now or url not in before:
+            found[url] = f"input {url} is {'gone' if url not in now else 'new'}"
+            continue
+        old, file = before[url], now[url]
+        source = plan.config.sources[file.source].name
+        if (old.source, old.bytes) != (source, file.bytes):
+            was = f"had {old.bytes} bytes (source {old.source})"
+            found[url] = f"input {url} {was} and now has {file.bytes} (source {source})"
+        elif stamps.get(source, {}).get(url) != file.stamp:
+            suspects.append((url, file))
+    if suspects:
+        total = sum(file.bytes for _, file in suspects)
+        with Progress("comparing", total, "MB of inputs with other stamps", 1e6) as progress:
+            for url, file in suspects:
+                if _fingerprint_now(plan, file) != before[url].fingerprint:
+                    found[url] = f"input {url} has other content"
+                progress.add(file.bytes)
+    return [found[url] for url in sorted(found)]
+
+
+def stamps_of(plan: Plan) -> dict[str, dict[str, str]]:
+    """Return the stamps of the inputs of a plan."""
+    found: dict[str, dict[str, str]] = {source.name: {} for source in plan.config.sources}
+    for file in plan.inputs:
+        found[plan.config.sources[file.source].name][storage.redact(file.url)] = file.stamp
+    return found
+
+
+def _fingerprint_now(plan: Plan, file: InputFile) -> str:
+    return file_fingerprint([plan.reading.sha256(plan.parts[number]) for number in plan.parts_of[file.url]])
+
+
+def file_fingerprint(digests: Sequence[str]) -> str:
+    """Return the fingerprint of an input from the digests of its parts; for a single part, the sha256 of its bytes."""
+    if len(digests) == 1:
+        return f"sha256:{digests[0]}"
+    return f"sha256-of-{len(digests)}-parts:{hashlib.sha256(''.join(digests).encode()).hexdigest()}"
+
+
+def _without_patterns(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without the patterns of sources, whose matching files are compared instead."""
+    sources = [{name: value for name, value in source.items() if name != "input"} for source in config["sources"]]
+    return {**config, "sources": sources}

@@ -31,9 +31,8 @@ from data_prep.pipeline.map_phase import (
 )
 from data_prep.pipeline.map_task import INPUT_CHANGED
 from data_prep.pipeline.plan import Plan, check_output_apart, plan_again, warn_of_names
-from data_prep.pipeline.publication import is_own_tokenizer, publish_shards, train_tokens_by_source
+from data_prep.pipeline.publication import is_own_tokenizer, publish_shards, source_budgets, train_tokens_by_source
 from data_prep.pipeline.reduce_phase import ShardTotals, gather, make_shards
-from data_prep.pipeline.source_budgets import source_budgets
 from data_prep.pipeline.units import ShardRange
 from data_prep.pipeline.work_folder import (
     begin_work,

@@ -20,11 +20,10 @@ from data_prep.dataset.counts import SOURCE_COLUMNS
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.shards import shard_name
 from data_prep.executors.phases import Counts, PhaseRunner, Tally, add_up_results, unpack_counts
-from data_prep.pipeline.gather_task import gather_group, gathered_url
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan
-from data_prep.pipeline.reduce_task import Shard, reduce_shard, result_url
+from data_prep.pipeline.reduce_task import Shard, gather_group, gathered_url, reduce_shard, result_url
 from data_prep.pipeline.sections import read_summary
 from data_prep.storage.work_files import read_state
 

@@ -25,8 +25,7 @@ from data_prep.dataset.versions import (
     stray_files,
 )
 from data_prep.pipeline.document_folders import remove_folders
-from data_prep.pipeline.plan import BUDGETS, REREAD, Plan
-from data_prep.pipeline.plan_changes import changed_inputs, description, differences, stamps_of
+from data_prep.pipeline.plan import BUDGETS, REREAD, Plan, changed_inputs, description, differences, stamps_of
 from data_prep.storage import storage
 from data_prep.storage.work_files import read_state, write_state
 

@@ -31,8 +31,8 @@ from data_prep.filters.registry import without_logins
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.map_phase import check_sources
 from data_prep.pipeline.plan import BUDGETS, Plan
+from data_prep.pipeline.publication import planned_use
 from data_prep.pipeline.sections import join_sections
-from data_prep.pipeline.source_budgets import planned_use
 from data_prep.storage import storage
 from data_prep.storage.compression import decompress, undamaged_pieces
 from data_prep.text.text_batch import batches
