@@ -17,8 +17,7 @@ from typing import Literal
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.terminal import counted, printable
 from data_prep.base.validation import check_encodable
-from data_prep.commands.data_set import add_data_set, open_data_set
-from data_prep.commands.executor_options import add_executor, plain_executor
+from data_prep.commands.options import add_data_set, add_executor, open_data_set, plain_executor
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.removal import check_something_is_left, remembered, remove_documents
 from data_prep.dataset.removal_request import (

@@ -23,8 +23,7 @@ from data_prep.api.preparation_request import (
     workers_for,
 )
 from data_prep.base.errors import Stopped, UsageError
-from data_prep.commands.executor_options import add_executor
-from data_prep.commands.options import add_preparation, configured
+from data_prep.commands.options import add_executor, add_preparation, configured
 from data_prep.config.preparation_config import WORKER_BASE_BYTES, WORKER_DOCUMENT_COPIES, DocumentSettings
 from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor

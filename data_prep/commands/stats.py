@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep.commands.data_set import add_data_set, open_data_set
+from data_prep.commands.options import add_data_set, open_data_set
 from data_prep.reports.stats import read_statistics
 from data_prep.reports.tables import stats_report
 from data_prep.storage import storage

@@ -19,8 +19,7 @@ from data_prep.api.train_tokenizer import (
 )
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted, printable
-from data_prep.commands.executor_options import add_executor
-from data_prep.commands.options import add_preparation, configured
+from data_prep.commands.options import add_executor, add_preparation, configured
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer_report import read_report
 from data_prep.tokenizer_training.quality import report_lines
