@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep.api.preparation_request import plan_preparation
+from data_prep.api.prepare import plan_preparation
 from data_prep.commands.shards import add_shard_making, executor, print_result, requested, stopping_on_signals
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import units_left

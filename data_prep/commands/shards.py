@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from shlex import quote
 from types import FrameType
 
-from data_prep.api.preparation_request import (
+from data_prep.api.prepare import (
     Preparation,
     Request,
     open_for,
