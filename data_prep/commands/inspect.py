@@ -55,11 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Print what is asked for.
-
-    Raises:
-        UserError: the data set, shard or document does not exist, or is damaged, or options contradict each other.
-    """
+    """Print what is asked for."""
     for line in _lines(arguments):
         print(line)
 

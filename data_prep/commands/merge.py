@@ -22,11 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Do the remaining work and print what the data set holds; with --fresh, remove unfinished work instead.
-
-    Raises:
-        UserError: ranges are missing, or not everything could be done.
-    """
+    """Do the remaining work and print what the data set holds; with --fresh, remove unfinished work instead."""
     request = requested(arguments, overrides)
     if not arguments.fresh and not arguments.dry_run:
         with stopping_on_signals(), executor(arguments, request) as where:

@@ -61,11 +61,7 @@ def settings_help(sections: Collection[str]) -> str:
 
 
 def configured(arguments: argparse.Namespace, overrides: Sequence[str]) -> PreparationConfig:
-    """Return the configuration; its `storage_options` apply from here on.
-
-    Raises:
-        UsageError: a setting is wrong, or no input is given.
-    """
+    """Return the configuration; its `storage_options` apply from here on."""
     from data_prep.api.configuration import resolve_config
 
     config = resolve_config(
@@ -86,11 +82,7 @@ def add_data_set(command: argparse.ArgumentParser, what: str = "folder or URL of
 
 
 def open_data_set(arguments: argparse.Namespace) -> str:
-    """Return the path or URL of the data set; the `storage_options` apply from here on.
-
-    Raises:
-        UsageError: the configuration is wrong.
-    """
+    """Return the path or URL of the data set; the `storage_options` apply from here on."""
     if arguments.config is not None:
         from data_prep.base.load_settings import load_settings
         from data_prep.config.preparation_config import PreparationConfig
@@ -104,11 +96,7 @@ def open_data_set(arguments: argparse.Namespace) -> str:
 
 
 def _check_exists(config: str) -> None:
-    """Refuse a missing file; presets are not offered, because none has storage_options.
-
-    Raises:
-        UsageError: nothing of this name exists.
-    """
+    """Refuse a missing file; presets are not offered, because none has storage_options."""
     try:
         os.stat(config)
     except (FileNotFoundError, NotADirectoryError):
@@ -140,12 +128,7 @@ def add_executor(command: argparse.ArgumentParser, memory: str = "") -> None:
 
 
 def plain_executor(arguments: argparse.Namespace) -> Executor:
-    """Open where a command without a configuration of its own runs.
-
-    Raises:
-        UsageError: the arguments contradict each other, or a package is missing.
-        UserError: the cluster does not answer.
-    """
+    """Open where a command without a configuration of its own runs."""
     from data_prep.executors.executors import ExecutorOptions, num_workers, open_executor
 
     return open_executor(arguments.executor, ExecutorOptions(num_workers(arguments.workers), arguments.scheduler))

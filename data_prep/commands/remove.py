@@ -64,12 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Remove and purge what is named, and print what was done.
-
-    Raises:
-        UserError: a source is unknown, a split would become empty, or a shard is damaged; or, at the end and with
-            --strict, a listed value is not present.
-    """
+    """Remove and purge what is named, and print what was done."""
     folder = storage.absolute(open_data_set(arguments))
     named = [arguments.source, arguments.documents, arguments.urls, arguments.ids]
     if all(name is None for name in named) and not arguments.purge:
@@ -141,11 +136,7 @@ def _print_found(found: ListedDocuments, noun: str, where: str) -> None:
 
 
 def _check_strict(arguments: argparse.Namespace, folder: str, absent: Sequence[str]) -> None:
-    """Check that every listed value is present, if the user requires it.
-
-    Raises:
-        UserError: one is not; everything else was done.
-    """
+    """Check that every listed value is present, if the user requires it."""
     if arguments.strict and absent:
         raise UserError(
             printable(

@@ -22,11 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Print the report; with --output also write the page.
-
-    Raises:
-        UserError: the data set is damaged, or the page cannot be written.
-    """
+    """Print the report; with --output also write the page."""
     output = arguments.output
     if output is not None:
         storage.check_folder("--output", output)

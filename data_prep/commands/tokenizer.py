@@ -35,11 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Train the tokenizer and print a report of it.
-
-    Raises:
-        UserError: there is no text, or the output holds another tokenizer.
-    """
+    """Train the tokenizer and print a report of it."""
     if arguments.output is None:
         raise UsageError("no output is given", fix="give --output DIR", code="missing-output")
     if arguments.vocab_size is not None:
@@ -73,11 +69,7 @@ def _plan(request: TokenizerRequest) -> str:
 
 
 def _check_one_size(vocab_size: int, overrides: Sequence[str]) -> None:
-    """Refuse a setting that contradicts --vocab-size.
-
-    Raises:
-        UsageError: one does.
-    """
+    """Refuse a setting that contradicts --vocab-size."""
     other = [word for word in overrides if word.startswith("tokenizer.vocab_size=")]
     if other and other[-1] != f"tokenizer.vocab_size={vocab_size}":
         raise UsageError(

@@ -32,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Print one line if the data set is sound.
-
-    Raises:
-        UserError: it is not; every problem is listed.
-    """
+    """Print one line if the data set is sound."""
     folder = storage.absolute(open_data_set(arguments))
     if arguments.write_card and arguments.dry_run:
         changes = card_changes(folder, read_manifest(folder))

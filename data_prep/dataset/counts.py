@@ -109,11 +109,7 @@ def token_counts_file(token_counts: Mapping[str, np.ndarray], version: int) -> t
 
 
 def read_tensors(folder: str, record: FileRecord) -> dict[str, np.ndarray]:
-    """Return the arrays of a safetensors file that the manifest names.
-
-    Raises:
-        UserError: the file is missing, or not the one that the manifest names.
-    """
+    """Return the arrays of a safetensors file that the manifest names."""
     remedy = "restore it, or make the shards again"
     data = read_file(folder, record, remedy)
     try:
@@ -144,11 +140,7 @@ def read_token_counts(folder: str, manifest: Manifest) -> dict[str, np.ndarray]:
 
 @functools.lru_cache(maxsize=1)
 def piece_text(tokenizer_url: str, fingerprint: str) -> PieceText:
-    """Return the text properties of the ids of the data set's tokenizer, loaded once per process.
-
-    Raises:
-        UserError: it is missing, damaged, or not the one that made the shards.
-    """
+    """Return the text properties of the ids of the data set's tokenizer, loaded once per process."""
     tokenizer = Tokenizer.load(tokenizer_url)
     if tokenizer.fingerprint != fingerprint:
         raise UserError(

@@ -79,11 +79,7 @@ def record_of(name: str, data: bytes) -> FileRecord:
 
 
 def read_file(folder: str, file: FileRecord, fix: str = REBUILD) -> bytes:
-    """Return the content of a file of the data set in `folder`; `fix` is that of the errors.
-
-    Raises:
-        UserError: the file is missing, or its sha256 is not the one that the manifest names.
-    """
+    """Return the content of a file of the data set in `folder`; `fix` is that of the errors."""
     url = storage.join(folder, file.name)
     if not storage.exists(url):
         raise UserError(f"{storage.redact(url)} is missing", fix=fix, code="missing-data-file")

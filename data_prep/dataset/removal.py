@@ -54,10 +54,6 @@ def remove_documents(
 
     Args:
         fresh: discard another unfinished removal.
-
-    Raises:
-        UserError: the source or a document is unknown, a split would become empty, a shard is damaged, or the folder
-            is locked or holds other unfinished work.
     """
     read_manifest(folder)  # before the lock, which would create a folder with a misspelled name
     with storage.hold_lock(folder) as lock:
@@ -85,11 +81,7 @@ def remove_documents(
 
 
 def check_something_is_left(folder: str, manifest: Manifest, found: Sequence[Found]) -> None:
-    """Refuse to empty a split.
-
-    Raises:
-        UsageError: the removal would take all of its documents.
-    """
+    """Refuse to empty a split."""
     for split in ("train", "valid"):
         documents = manifest.split(split).documents
         gone = sum(len(part.numbers) for part in found if part.shard.name.startswith(split))
@@ -116,11 +108,7 @@ class Remembered(NamedTuple):
 
 
 def remembered(folder: str, parent: Manifest, request: RemovalRequest) -> Remembered:
-    """Return what additions leave out because of this request alone, with its `answered` documents.
-
-    Raises:
-        UserError: a file of an earlier removal is missing or damaged.
-    """
+    """Return what additions leave out because of this request alone, with its `answered` documents."""
     nothing = np.empty(0, np.uint64)
     ids = nothing if request.excluded_ids is None else np.setdiff1d(request.excluded_ids, removed_ids(folder, parent))
     names = (request.names or hash_names()).without(removed_names(folder, files_of_removed_names(parent)))
@@ -131,11 +119,7 @@ def remembered(folder: str, parent: Manifest, request: RemovalRequest) -> Rememb
 def find_sidecars(
     folder: str, manifest: Manifest, gone_ids: np.ndarray, source: str | None, executor: Executor | int
 ) -> frozenset[str]:
-    """Return the names of the provenance sidecars with rows to remove.
-
-    Raises:
-        UserError: a sidecar is missing or damaged.
-    """
+    """Return the names of the provenance sidecars with rows to remove."""
     tasks = [_SidecarTask(folder, file, gone_ids, source) for file in manifest.provenance_files]
     return frozenset(task.file.name for task, has_rows in run_units(_has_rows_to_remove, tasks, executor) if has_rows)
 
@@ -302,11 +286,7 @@ def _finish(
 
 
 def _check_written(folder: str, results: Sequence[RewriteResult]) -> None:
-    """Check that the files of earlier starts still exist; another command may have discarded this removal.
-
-    Raises:
-        UserError: one is gone.
-    """
+    """Check that the files of earlier starts still exist; another command may have discarded this removal."""
     for result in results:
         shard = result.shard
         files = [result.detached] if shard is None else [shard, shard.index, shard.provenance]

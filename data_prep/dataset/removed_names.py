@@ -72,9 +72,6 @@ def files_of_removed_names(manifest: Manifest) -> tuple[FileRecord, ...]:
 def not_present(folder: str, manifest: Manifest, kind: str) -> np.ndarray:
     """Return the names, or document ids, of this `RemovalRecord.kind` that no document had when they were listed, (n,)
     uint64, ascending and unique.
-
-    Raises:
-        UserError: a file is missing or damaged.
     """
 
     def of_kind(item: RemovalRecord) -> bool:
@@ -135,9 +132,6 @@ def removed_names(folder: str, files: tuple[FileRecord, ...]) -> RemovedNames:
 
     Args:
         files: as `files_of_removed_names` returns them.
-
-    Raises:
-        UserError: a file is missing or damaged.
     """
     tensors = [(file, read_tensors(folder, file)) for file in files]
 
@@ -163,9 +157,6 @@ def read_list(url: str, names: Sequence[str]) -> list[tuple[int, str]]:
         names: lower-case names of the column with the values; the column of a table of one may have any name.
 
     Returns (line number, value) pairs.
-
-    Raises:
-        UserError: the file does not exist, is not text, has no such column, or is empty.
     """
     where = storage.redact(url)
     if not storage.exists(url):
@@ -187,9 +178,6 @@ def read_document_ids(url: str) -> np.ndarray:
     """Read a list of document ids: 16 hexadecimal digits each, as `inspect` shows them; # begins a comment.
 
     Returns (n,) uint64, ascending and unique.
-
-    Raises:
-        UserError: a value is something else, or there is none.
     """
     ids: list[int] = []
     for number, value in read_list(url, DOCUMENT_ID_NAMES):

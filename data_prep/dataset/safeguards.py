@@ -84,11 +84,7 @@ def config_of_source(manifest: Manifest, name: str) -> dict[str, Any] | None:
 
 
 def check_source_names(parent: Manifest, names: Collection[str]) -> None:
-    """Refuse sources whose names the data set has or had.
-
-    Raises:
-        UsageError: names the first one.
-    """
+    """Refuse sources whose names the data set has or had."""
     for name in sorted(set(names) & {source.name for source in parent.sources}):
         state = "was removed from the data set" if name in parent.removed_sources else "is in the data set already"
         raise UsageError(

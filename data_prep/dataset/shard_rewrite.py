@@ -86,11 +86,7 @@ def read_result(task: RewriteTask) -> RewriteResult:
 
 
 def rewrite_shard(task: RewriteTask) -> None:
-    """Write the shard and its sidecar without the documents to leave out, then the result.
-
-    Raises:
-        UserError: the shard, the sidecar or the data set's tokenizer is damaged.
-    """
+    """Write the shard and its sidecar without the documents to leave out, then the result."""
     text = piece_text(storage.join(task.folder, TOKENIZER_FOLDER), task.tokenizer.fingerprint)
     counts = RecordCounts(task.tokenizer.vocab_size, task.num_sources, text)
     shard = task.shard

@@ -67,11 +67,7 @@ _NPY_HEADER = re.compile(
 
 
 def shard_name(split: Literal["train", "valid"], number: int) -> str:
-    """Return the name of a shard without its suffix, such as `train-000000`.
-
-    Raises:
-        UserError: the number has more digits than names have.
-    """
+    """Return the name of a shard without its suffix, such as `train-000000`."""
     if number >= MAX_SHARDS:
         raise UsageError(
             f"the {split} split needs more than the {MAX_SHARDS:,} shards that file names can number, those of older "

@@ -38,9 +38,6 @@ def verify_shards(folder: str, executor: Executor | int = 1, version: str | None
 
     Args:
         version: number or digest of the version to check; by default the current one.
-
-    Raises:
-        UserError: the manifest is missing or damaged, or there is no such version.
     """
     versions = list_versions(folder)
     manifest = versions[-1] if version is None else select_version(folder, version)

@@ -117,11 +117,7 @@ def open_signatures(url: str, settings: DeduplicationSettings) -> Iterator[Signa
 
 
 def join_signatures(urls: Sequence[str], url: str, settings: DeduplicationSettings) -> None:
-    """Write the documents of several files, in their order, to one file; each file is read once.
-
-    Raises:
-        UserError: as `SignatureFiles`.
-    """
+    """Write the documents of several files, in their order, to one file; each file is read once."""
     block_sizes: list[tuple[int, int]] = []
     with storage.local_write(url) as path, open(path, "wb") as file:
         writer = PartsWriter(file, _KIND, _NUM_COLUMNS)
@@ -153,11 +149,7 @@ class SignatureFiles:
     """
 
     def __init__(self, urls: Sequence[str], settings: DeduplicationSettings) -> None:
-        """Read the tables of the files.
-
-        Raises:
-            UserError: a file is damaged, or was made with other settings or another version of rensa.
-        """
+        """Read the tables of the files."""
         self._num_hashes = settings.num_hashes
         self._blocks: list[_Block] = []
         self.first_indices = [0]
@@ -181,11 +173,7 @@ class SignatureFiles:
         self._stack.close()
 
     def entries(self, part: int, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
-        """Read all band keys of a part of their range: keys (E,) uint64, indices (E,) int64; `num_parts` divides 1024.
-
-        Raises:
-            UserError: a file is damaged; also raised by the other methods.
-        """
+        """Read the keys of a part of their range: keys (E,) uint64, indices (E,) int64; `num_parts` divides 1024."""
         first, stop = part * MAX_PARTS // num_parts, (part + 1) * MAX_PARTS // num_parts
         keys, indices = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
         for block in self._blocks:

@@ -78,12 +78,7 @@ class InputUnit:
 
 
 def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
-    """Find the input files of all sources, by source and then by name.
-
-    Raises:
-        UsageError: an input is missing, listed twice, a folder, of an unsupported type, or its name is not UTF-8; or a
-            setting of a source is not UTF-8, or a language or format is unknown.
-    """
+    """Find the input files of all sources, by source and then by name."""
     formats, found = Formats.of(config), list[tuple[int, str, str, FileFormat]]()
     for number, source in enumerate(config.sources):
         settings = config.documents_of(source)
@@ -107,9 +102,6 @@ def find_units(
 
     Args:
         formats: by default those of the configuration.
-
-    Raises:
-        UserError: a footer cannot be fetched.
     """
     formats = formats or Formats.of(config)
 
@@ -122,11 +114,7 @@ def find_units(
 def split_into_units(
     file: InputFile, formats: Formats, unit_bytes: int, txt_documents: Literal["file", "blank_lines"]
 ) -> list[InputUnit]:
-    """Return the units of a file: parts of about `unit_bytes` of plain text if it can be split.
-
-    Raises:
-        UserError: the file's own description, such as a Parquet footer, cannot be fetched.
-    """
+    """Return the units of a file: parts of about `unit_bytes` of plain text if it can be split."""
     item, is_whole = formats[file.format.ending], not file.format.can_be_split
     if not is_whole and (item.needs_seeking or file.bytes > unit_bytes):
         is_whole = not storage.gives_ranges(file.url)
@@ -149,9 +137,6 @@ def expand(pattern: str, formats: Formats = _INSTALLED, is_format_named: bool = 
 
     Patterns are globs (`*`, `?`, `[...]`, `**` for folders in folders), and braces as in a shell: `{a,b}`, and
     `{000..011}` with as many digits as are written. A file whose name looks like a pattern is found by its name.
-
-    Raises:
-        UsageError: nothing matches, or a folder does.
     """
     files: set[str] = set()
     for name in _without_braces(pattern):
@@ -182,11 +167,7 @@ def relative_name(pattern: str, url: str) -> str:
 
 
 def _saved_dataset(folder: str, formats: Formats) -> list[str]:
-    """Return the Arrow files of a folder that `datasets` saved; nothing for any other folder.
-
-    Raises:
-        UsageError: the folder holds several splits, or a table of indices that orders the rows.
-    """
+    """Return the Arrow files of a folder that `datasets` saved; nothing for any other folder."""
     is_remote = storage.is_remote(folder)
     if folder.startswith(("http://", "https://")) or (is_remote and any(character in folder for character in "*?[")):
         return []

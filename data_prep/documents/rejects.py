@@ -173,7 +173,6 @@ class Rejects:
 
         Raises:
             BadInput: the policy is `error`.
-            UserError: as `named`.
         """
         reason, found = self.named(fault.reason), f"{place} {fault.what}".lstrip()
         if self._settings.on_bad_input == "error":

@@ -51,9 +51,6 @@ class Executor(Protocol):
 
         Task, units and results travel to other processes, so they must be picklable. A task may hold much that all
         units share, so it should go to a process once. The options of `storage.configure` apply there too.
-
-        Raises:
-            UserError: a task raised it, or its processes were killed again and again.
         """
         ...
 
@@ -83,11 +80,7 @@ def shared(function: Callable[[Any, Unit], Result], job: Any) -> Callable[[Unit]
 
 
 def num_workers(wanted: int | None) -> int:
-    """Return the number that the user gave, or one per core.
-
-    Raises:
-        UsageError: it is out of range.
-    """
+    """Return the number that the user gave, or one per core."""
     if wanted is not None and not 1 <= wanted <= _MOST_WORKERS:
         raise UsageError(
             f"num_workers={wanted} (--workers) is out of range",
@@ -98,12 +91,7 @@ def num_workers(wanted: int | None) -> int:
 
 
 def open_executor(name: str, options: ExecutorOptions) -> Executor:
-    """Open an executor by the name of a built-in one, of an entry point, or as `module:function`.
-
-    Raises:
-        UsageError: the name is unknown, its module cannot be imported, or the options do not fit it.
-        UserError: it cannot be reached.
-    """
+    """Open an executor by the name of a built-in one, of an entry point, or as `module:function`."""
     factory = _factory(name)
     if name in EXECUTORS.built_in:
         return factory(options)
@@ -119,20 +107,12 @@ def open_executor(name: str, options: ExecutorOptions) -> Executor:
 
 
 def given_executor(executor: Executor) -> AbstractContextManager[Executor]:
-    """Return an executor object of the caller, who also closes it, as a context.
-
-    Raises:
-        UsageError: it has no method `run`.
-    """
+    """Return an executor object of the caller, who also closes it, as a context."""
     return nullcontext(own_executor(executor, type(executor).__name__))
 
 
 def own_executor(opened: Any, name: str) -> Executor:
-    """Return an executor that the user made as a context that checks its results.
-
-    Raises:
-        UsageError: it has no method `run`.
-    """
+    """Return an executor that the user made as a context that checks its results."""
     if not callable(getattr(opened, "run", None)):
         raise UsageError(
             f"executor={name} is {type(opened).__name__}, which has no method run",
@@ -184,11 +164,7 @@ class _OwnExecutor:
 
 
 def open_process_executor(options: ExecutorOptions) -> Executor:
-    """Open a pool of processes of this machine.
-
-    Raises:
-        UsageError: the options name a scheduler.
-    """
+    """Open a pool of processes of this machine."""
     if options.scheduler is not None:
         raise UsageError(
             f"scheduler={options.scheduler} contradicts executor=process, which has no scheduler",

@@ -50,9 +50,6 @@ class PhaseRunner:
             result_url: returns where a task writes its result, as its last act.
             amount: returns how much work a task is.
             unit: unit of `amount` and the divisor for display, such as ("MB", 1e6).
-
-        Raises:
-            UserError: a task raised it, the lock was lost, or this process cannot see the results.
         """
         waiting = sorted(unfinished(tasks, result_url), key=amount, reverse=True)
         total = sum(map(amount, tasks))
@@ -115,9 +112,6 @@ def add_up_results(
 
     Args:
         name: of the files of the sums in the work folder; different results need different names.
-
-    Raises:
-        UserError: a result differs from what was written.
     """
     if len(urls) <= FAN_IN:
         return _sum(map(tally_of, urls))

@@ -204,9 +204,6 @@ class Condition:
 
     Attributes:
         fields: names of the fields that it compares.
-
-    Raises:
-        UsageError: the text is not such a condition.
     """
 
     def __init__(self, text: str) -> None:

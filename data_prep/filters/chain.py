@@ -33,11 +33,7 @@ Identities = Mapping[int | None, Sequence[Mapping[str, Any]]]
 
 
 def filter_identities(config: PreparationConfig) -> Identities:
-    """Return the identities of all filters, which are made of the code and the files of now.
-
-    Raises:
-        UserError: as `configured_filters`; the message names a source that has its own filters.
-    """
+    """Return the identities of all filters, which are made of the code and the files of now."""
     found: dict[int | None, Sequence[Mapping[str, Any]]] = {None: described_filters(config.documents.filters)}
     checked = set[tuple[str | None, ...]]()
     for number, source in enumerate(config.sources):
@@ -102,11 +98,7 @@ class SourceReading:
         return unit_sha256(part, self.settings[part.source], self.formats)
 
     def filters(self, source: int) -> FilterChain:
-        """Return the filters of a source, which this process makes once.
-
-        Raises:
-            UserError: one cannot be made, or is another than when the work began.
-        """
+        """Return the filters of a source, which this process makes once."""
         if source not in self._chains:
             settings, fingerprint = self.settings[source], self.fingerprints[source]
             self._chains[source] = FilterChain(settings, planned_filters(settings, fingerprint))
@@ -183,11 +175,7 @@ class FilterChain:
     def judge(
         self, original: Document, reader: DocumentReader, costs: Sequence[StepCost] | None = None
     ) -> tuple[Document, str | None]:
-        """Return the document that the filters make of a document of the reader, and why they drop it, if they do.
-
-        Raises:
-            BadInput, UserError: as `apply`; the message has the position of the reader.
-        """
+        """Return the document that the filters make of a document of the reader, and why they drop it, if they do."""
         document, reason = original, None
         for number, step in enumerate(self._steps):
             started_at = time.perf_counter() if costs else 0.0

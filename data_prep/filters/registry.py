@@ -71,11 +71,7 @@ class Step:
 
 
 def filter_settings(item: str | Mapping[str, Any] | Callable[..., Any], /, **parameters: Any) -> FilterSettings:
-    """Return the entry of a list of filters for a name, a mapping as in YAML, or a function or class itself.
-
-    Raises:
-        UserError: the source of a function cannot be read, and it has no attribute `version`.
-    """
+    """Return the entry of a list of filters for a name, a mapping as in YAML, or a function or class itself."""
     if isinstance(item, FilterSettings):
         return item
     if isinstance(item, str | Mapping):
@@ -111,21 +107,12 @@ def load_filters(entries: Sequence[FilterSettings], begins: bool = True) -> tupl
 
     Args:
         begins: work begins, so a module whose file changed after it was imported is refused.
-
-    Raises:
-        UsageError: a name or a parameter is unknown.
-        UserError: a file that a filter needs cannot be read, a function needs a version, or the file of a module
-            changed after the module was imported.
     """
     return tuple(_loaded(entry, begins) for entry in entries)
 
 
 def planned_filters(settings: DocumentSettings, fingerprint: str) -> tuple[Step, ...]:
-    """Return the steps of the fingerprint, which this process makes once.
-
-    Raises:
-        UserError: as `load_filters`; or the filters of this process have another fingerprint.
-    """
+    """Return the steps of the fingerprint, which this process makes once."""
     steps = load_filters(settings.filters, begins=False)
     if fingerprint_of([step.identity for step in steps]) != fingerprint:
         raise UserError(
@@ -151,11 +138,7 @@ def _loaded(entry: FilterSettings, begins: bool) -> Step:
 
 
 def _made(entry: FilterSettings, made_of: str) -> tuple[str, Step]:
-    """Return what a step is made of, and the step, whose identity is that of the code and files that it loaded.
-
-    Raises:
-        UserError: as `load_filters`; or a file changes each time that it is loaded.
-    """
+    """Return what a step is made of, and the step, whose identity is that of the code and files that it loaded."""
     for _ in range(_MOST_LOADS):
         step, before = _step(entry), made_of
         made_of = _made_of(entry, False)

@@ -84,10 +84,6 @@ def check_folders(plan: Plan, output: str, replaced: Iterable[Mapping[str, Any]]
 
     Args:
         replaced: descriptions of the preparations that this one replaces, as `--fresh` does; theirs may be there.
-
-    Raises:
-        UsageError: one is the folder of the data set, or of the inputs, or both are one.
-        UserError: one holds the documents of another preparation.
     """
     replaced, taken = [*replaced], {_folder(output): "the folder of the data set"}
     for each in _folders(plan):
@@ -128,11 +124,7 @@ def remove_folders(plan: Plan, replaced: Iterable[Mapping[str, Any]]) -> None:
 
 
 def write_folders(plan: Plan, job: Job, output: str, summary: MapSummary, runner: PhaseRunner) -> None:
-    """Write the documents into the folders of the configuration.
-
-    Raises:
-        UserError: a folder cannot be written or is of another preparation, which may have finished meanwhile.
-    """
+    """Write the documents into the folders of the configuration."""
     check_folders(plan, output)
     name = hashlib.sha256("".join([_preparation(plan), *summary.digests]).encode()).hexdigest()[:16]
     for each in _folders(plan):
@@ -166,11 +158,7 @@ def write_folders(plan: Plan, job: Job, output: str, summary: MapSummary, runner
 
 
 def check_folders_written(plan: Plan) -> None:
-    """Check that the documents of a finished preparation were written, if the configuration requests them.
-
-    Raises:
-        UserError: they were not written.
-    """
+    """Check that the documents of a finished preparation were written, if the configuration requests them."""
     for each in _folders(plan):
         index = _read_index(each.url(plan), each)
         if index is None or index.get("preparation") != _preparation(plan):

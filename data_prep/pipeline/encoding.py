@@ -211,9 +211,6 @@ def kept_ids(job: Job, number: int, document_counts: np.ndarray) -> np.ndarray:
 
     Args:
         document_counts: (num_sections,) of the unit in each group.
-
-    Raises:
-        UserError: the file of a group is missing or damaged.
     """
     found = [np.empty(0, np.uint64)]
     for group in np.flatnonzero(document_counts).tolist():

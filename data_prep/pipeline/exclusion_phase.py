@@ -77,11 +77,7 @@ def write_known_ids(job: Job, known_shards: KnownShards) -> int:
 
 
 def known_ids(folder: str, shards: Iterable[ShardRecord]) -> np.ndarray:
-    """Return the ids of all documents of these shards, (num_documents,) uint64, ascending; 8 bytes per document.
-
-    Raises:
-        UserError: an index is missing or damaged.
-    """
+    """Return the ids of all documents of these shards, (num_documents,) uint64, ascending; 8 bytes per document."""
     ids = np.empty(0, np.uint64)
     for shard in shards:
         found = read_index(folder, shard).document_ids
@@ -181,11 +177,7 @@ def write_exclusions(
 
 
 def read_exclusions(url: str, group: int) -> dict[str, np.ndarray]:
-    """Return the ids to drop from a group, by reason, (n, 2) as they were written, sorted; empty if there is no file.
-
-    Raises:
-        UserError: a file is damaged.
-    """
+    """Return the ids to drop from a group, by reason, (n, 2) as they were written, sorted; empty without a file."""
     if not storage.exists(url):
         return {}
     ids, files = _read(url, group)

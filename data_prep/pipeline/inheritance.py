@@ -70,7 +70,6 @@ def inherit(config: PreparationConfig, parent: Manifest, folder: str, allow_othe
     Raises:
         UsageError: it differs from the data set in filters or deduplication (`addition-differs`, with the list), or
             lacks a filter that cannot be inherited.
-        UserError: a file that a filter needs cannot be read.
     """
     earlier, settings = _preparations_before(config, parent), config.documents
     theirs = next((each for each in reversed(earlier[1:]) if _passed(each)), earlier[0])
@@ -232,9 +231,6 @@ def _inherited_filters(settings: DocumentSettings, theirs: Mapping[str, Any]) ->
     """Return the filters of an addition: its own, or those of the data set.
 
     Python functions that are given again take their places among the inherited ones.
-
-    Raises:
-        UsageError: a filter cannot be inherited.
     """
     identities: Sequence[Mapping[str, Any]] = theirs.get("documents", {}).get("filters") or []
     entries = theirs.get(SAFEGUARDS, {}).get("filters") or [_as_entry(each) for each in identities]

@@ -70,9 +70,6 @@ def check_all_mapped(job: Job, units: Sequence[Unit], num_ranges: int | None) ->
 
     Args:
         num_ranges: number of ranges of the array, if known.
-
-    Raises:
-        UserError: some are not; the message lists files and ranges.
     """
     missing = unfinished(units, unit_url(job))
     if not missing:
@@ -92,11 +89,7 @@ def check_all_mapped(job: Job, units: Sequence[Unit], num_ranges: int | None) ->
 
 
 def summarize(plan: Plan, job: Job, runner: PhaseRunner) -> MapSummary:
-    """Add up the results of all units; warn about documents without the language that they should name.
-
-    Raises:
-        UserError: there is no document.
-    """
+    """Add up the results of all units; warn about documents without the language that they should name."""
     tally = add_up_results(list(map(unit_url(job), plan.units)), _of_unit, job.work_folder, "units", runner)
     sources = range(len(plan.config.sources))
     dropped, cut_words, num_documents = tally.dropped(len(sources)), tally.of("cut_words"), tally.of("documents")
@@ -128,11 +121,7 @@ def _of_unit(url: str) -> Tally:
 def check_sources(
     plan: Plan, dropped: Sequence[Counter[str]], num_documents: Sequence[int], num_empty_files: Mapping[int, int]
 ) -> None:
-    """Warn about each source of the plan without a document.
-
-    Raises:
-        UserError: such a source has a weight, max_tokens or epochs, or shares total_tokens.
-    """
+    """Warn about each source of the plan without a document."""
     for number, source in enumerate(plan.config.sources):
         if num_documents[number]:
             continue

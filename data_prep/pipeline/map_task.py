@@ -41,9 +41,6 @@ def map_unit(job: Job, unit: Unit) -> int:
 
     The file of signatures for a search for near-duplicates, and that of rows for `Job.keeps`, are written first. If a
     part turns out to be damaged after some of its documents were used, the unit restarts without the part.
-
-    Raises:
-        UserError: an input is not the file that the work was planned with (`INPUT_CHANGED`), or cannot be read.
     """
     spoiled: dict[int, str] = {}
     while True:

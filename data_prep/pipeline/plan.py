@@ -140,11 +140,6 @@ def make_plan(
 
     Args:
         inputs: the inputs of the configuration, if they were found before.
-
-    Raises:
-        UsageError: an input is missing, named twice or of an unsupported file type, a language is unknown, or there
-            would be too many shards.
-        UserError: the addition does not fit the parent.
     """
     if parent is not None:
         check_fits(config, tokenizer, parent)
@@ -179,11 +174,7 @@ def make_plan(
 
 
 def plan_again(plan: Plan, tokenizer: Tokenizer) -> Plan:
-    """Return the plan for the inputs of now; the same object if none has changed, come or gone.
-
-    Raises:
-        UserError: as `make_plan`.
-    """
+    """Return the plan for the inputs of now; the same object if none has changed, come or gone."""
     inputs = find_inputs(plan.config)
     if inputs == plan.inputs:
         return plan
@@ -237,11 +228,7 @@ def _text_of_sources(config: PreparationConfig, inputs: Sequence[InputFile]) -> 
 
 
 def check_output_apart(plan: Plan, output: str) -> None:
-    """Check that no input is in the output folder.
-
-    Raises:
-        UsageError: an input lies in the output folder.
-    """
+    """Check that no input is in the output folder."""
     folder = storage.canonical(output).rstrip("/") + "/"
     for file in plan.inputs:
         if storage.canonical(file.url).startswith(folder):

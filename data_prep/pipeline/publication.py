@@ -27,11 +27,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 
 
 def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, totals: ShardTotals) -> Manifest:
-    """Make a data set of the finished shards; for an addition, the next version of the extended data set.
-
-    Raises:
-        UserError: no document is left to train on, or `output` cannot be written.
-    """
+    """Make a data set of the finished shards; for an addition, the next version of the extended data set."""
     if plan.parent is None and not totals.of_split("train"):
         raise nothing_to_train_on(plan)
     for name in totals.empty:
@@ -103,9 +99,6 @@ def publish_addition(
 
     Args:
         added_counts: of train and of valid, (vocab_size,) int64, of the addition alone.
-
-    Raises:
-        UserError: the parent's token counts are damaged, or the folder was changed meanwhile.
     """
     before = read_token_counts(folder, parent)
     total = {name: before[name] + added_counts[name] for name in ("train", "valid")}
@@ -123,9 +116,6 @@ def grow(parent: Manifest, addition: Manifest, token_counts: Mapping[str, np.nda
         addition: the manifest of the added documents alone; the numbers of its shards and sources continue the
             parent's.
         token_counts: of train and valid, (vocab_size,) int64, of parent and addition together.
-
-    Raises:
-        UsageError: the addition has a source of the parent's name.
     """
     check_source_names(parent, [source.name for source in addition.sources])
     assert addition.tokenizer == parent.tokenizer
@@ -205,9 +195,6 @@ def source_budgets(config: PreparationConfig, train_tokens: Sequence[float]) -> 
 
     Args:
         train_tokens: of each source.
-
-    Raises:
-        UserError: the budgets of single sources leave nothing of the total.
     """
     total = config.total_tokens
     found = [source.max_tokens for source in config.sources]

@@ -56,11 +56,7 @@ class ShardTotals:
 
 
 def gather(job: Job, summary: MapSummary, runner: PhaseRunner) -> MapSummary:
-    """Gather the groups, if the plan has any; return the summary with the counts of each destination.
-
-    Raises:
-        UserError: a work file is damaged.
-    """
+    """Gather the groups, if the plan has any; return the summary with the counts of each destination."""
     if not job.destinations.num_groups:
         return summary
     groups = range(job.destinations.num_groups)  # a shard of a source reads every group that may hold it
@@ -86,9 +82,6 @@ def make_shards(plan: Plan, job: Job, summary: MapSummary, first_shard: int, run
 
     Args:
         summary: as `gather` returns it.
-
-    Raises:
-        UserError: the held-out document is the only one.
     """
     shards = _shards(plan, summary, first_shard)
     totals = _run(job, shards, runner, "shards")

@@ -90,11 +90,7 @@ class ShardRange:
 
     @classmethod
     def parse(cls, text: str) -> ShardRange:
-        """Read "3/16".
-
-        Raises:
-            UsageError: it is something else.
-        """
+        """Read "3/16"."""
         match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
         if match is None or not 1 <= int(match[1]) <= int(match[2]) <= _MOST_RANGES:
             raise UsageError(

@@ -34,11 +34,7 @@ _SHOWN = 5
 
 
 def finished_manifest(plan: Plan, output: str) -> Manifest | None:
-    """Return the manifest if `output` holds the finished result of this plan; None if nothing is finished.
-
-    Raises:
-        UserError: it holds the result of another preparation; the message lists the differences.
-    """
+    """Return the manifest if `output` holds the finished result of this plan; None if nothing is finished."""
     if not storage.exists(storage.join(output, MANIFEST_NAME)):
         return None
     manifest = read_manifest(output)
@@ -59,9 +55,6 @@ def begin_work(plan: Plan, output: str, is_alone: bool = False) -> None:
     Work that stopped at bad input resumes if bad input is skipped now: its finished units had none. It resumes with
     other budgets too, which only the manifest holds. Where `is_alone`, so that no other process works on ranges, it
     resumes with other filters or fields of a source too, and with other kept documents; all units are named by those.
-
-    Raises:
-        UserError: `output` holds other unfinished work; the message lists the differences.
     """
     url = storage.join(output, PLAN_NAME)
     mine = {
@@ -204,10 +197,6 @@ def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
     """Remove the files of preparations in `output`, the manifest first; other files stay.
 
     If the data set is being extended, only files of no version are removed.
-
-    Raises:
-        UserError: the data set has removals or additions, which a fresh start would undo; or a removal from the data
-            set that is added to is not finished.
     """
     if plan.parent is None:
         refuse_to_undo_changes(output)
@@ -249,11 +238,7 @@ def unfinished_preparation(output: str) -> list[dict[str, Any]]:
 
 
 def refuse_to_undo_changes(output: str) -> None:
-    """Refuse to replace a data set that `remove` or `shards --add-to` changed.
-
-    Raises:
-        UserError: it has removals, or more than one version.
-    """
+    """Refuse to replace a data set that `remove` or `shards --add-to` changed."""
     where, fix = storage.redact(output), "choose another output folder, or delete this one first"
     try:
         manifest = read_manifest(output) if storage.exists(storage.join(output, MANIFEST_NAME)) else None
@@ -290,11 +275,7 @@ def refuse_to_undo_changes(output: str) -> None:
 
 
 def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str]) -> list[str]:
-    """Return the differences to the preparation of the manifest, or to the part of it with the plan's sources.
-
-    Raises:
-        UsageError: the plan is another addition with the name of a source that the data set has or had.
-    """
+    """Return the differences to the preparation of the manifest, or to the part of it with the plan's sources."""
     removed = sorted(manifest.removed_sources.intersection(taken))
     config = manifest.preparations[0] if plan.parent is None else config_of_source(manifest, taken[0])
     if plan.parent is not None and (removed or config is None):

@@ -90,12 +90,7 @@ class Formats:
 
     @classmethod
     def of(cls, config: PreparationConfig) -> Formats:
-        """Return the formats of a configuration, made of the code of now.
-
-        Raises:
-            UsageError: an ending is that of a built-in format, or a format is unknown or cannot be imported.
-            UserError: the file of a format's module changed after the module was imported.
-        """
+        """Return the formats of a configuration, made of the code of now."""
         named = [settings.format for settings in map(config.documents_of, config.sources) if settings.format]
         formats = cls({**config.documents.formats, **{name: name for name in named if ":" in name}})
         for ending, path in formats.paths.items():
@@ -109,11 +104,7 @@ class Formats:
         return {**self.__dict__, "_made": {}}
 
     def __getitem__(self, ending: str) -> Format:
-        """Return the format of an ending.
-
-        Raises:
-            UserError: it is another one than when the work began.
-        """
+        """Return the format of an ending."""
         if ending in _BY_ENDING and ending not in self.paths:
             return _BY_ENDING[ending]
         if ending not in self._made:
@@ -227,7 +218,6 @@ def read_documents(item: Format, stream: BinaryIO, reading: Reading) -> Iterator
 
     Raises:
         BadInput: as `Format.documents`.
-        UserError: a user's function or class fails, or gives something else than a document.
     """
     if item.path and not isinstance(item, CustomFormat):
         return _checked(item, stream, reading)
@@ -272,7 +262,6 @@ def _checked(item: Format, stream: BinaryIO, reading: Reading) -> Iterator[Docum
 
     Raises:
         BadInput: as `_explained`.
-        UserError: it fails or gives something else than a document.
     """
     ending, where = item.endings[0], reading.rejects.where
     for number, document in enumerate(_explained(partial(item.documents, stream, reading), ending, where), 1):
@@ -295,7 +284,6 @@ def _explained(read: Callable[[], Iterable[Any]], ending: str, where: str) -> It
 
     Raises:
         BadInput: the code raises ValueError: the file is damaged.
-        UserError: it raises anything else that does not come from the file itself.
     """
     number = 1
     try:
