@@ -77,9 +77,13 @@ class InputUnit:
         return bool(settings.id_field or settings.url_field) or not self.format.has_fields
 
 
-def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
-    """Find the input files of all sources, by source and then by name."""
-    formats, found = Formats.of(config), list[tuple[int, str, str, FileFormat]]()
+def find_inputs(config: PreparationConfig, formats: Formats | None = None) -> tuple[InputFile, ...]:
+    """Find the input files of all sources, by source and then by name.
+
+    Args:
+        formats: of work that has begun; by default those of the configuration, made of the code of now.
+    """
+    formats, found = formats or Formats.of(config), list[tuple[int, str, str, FileFormat]]()
     for number, source in enumerate(config.sources):
         settings = config.documents_of(source)
         check_language(settings.language)
@@ -176,7 +180,7 @@ def _saved_dataset(folder: str, formats: Formats) -> list[str]:
     name = storage.redact(folder)
     if formats.supports(folder):
         return []  # a store is not asked for every file
-    splits = _json_of(storage.join(folder, "dataset_dict.json")).get("splits")
+    splits = list(_json_of(storage.join(folder, "dataset_dict.json")).get("splits") or ())
     if splits:
         raise UsageError(
             f"input {name} holds {len(splits)} splits of a data set: {', '.join(map(str, splits))}",
@@ -190,7 +194,14 @@ def _saved_dataset(folder: str, formats: Formats) -> list[str]:
             fix="save it again with flatten_indices().save_to_disk(...)",
             code="dataset-with-indices",
         )
-    return [storage.join(folder, item["filename"]) for item in state.get("_data_files", [])]
+    try:
+        return [storage.join(folder, str(item["filename"])) for item in state.get("_data_files", [])]
+    except (TypeError, KeyError):
+        raise UsageError(
+            f"{name.rstrip('/')}/state.json does not name the files of a data set",
+            fix="save the data set again",
+            code="damaged-dataset",
+        ) from None
 
 
 def _json_of(url: str) -> dict[str, Any]:

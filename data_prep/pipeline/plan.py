@@ -175,7 +175,7 @@ def make_plan(
 
 def plan_again(plan: Plan, tokenizer: Tokenizer) -> Plan:
     """Return the plan for the inputs of now; the same object if none has changed, come or gone."""
-    inputs = find_inputs(plan.config)
+    inputs = find_inputs(plan.config, plan.formats)
     if inputs == plan.inputs:
         return plan
     again = make_plan(plan.config, tokenizer, plan.parent, inputs)

@@ -162,7 +162,8 @@ def draw_sample(
     shutil.rmtree(work, ignore_errors=True)
     settings = config.tokenizer
     parts, multipliers = [SampleUnit(*each) for each in enumerate(units)], None
-    job = SampleJob(SourceReading.of(config, filter_identities(config), Formats.of(config)), settings, str(work))
+    formats = Formats.of(config).for_files(unit.format for unit in units)
+    job = SampleJob(SourceReading.of(config, filter_identities(config), formats), settings, str(work))
     if settings.sampling_alpha < 1:
         shares = CorpusCounts()
         for counts in _run("counting", count_unit, job, parts, executor):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import Document
+from data_prep import Document, prepare
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig, Source
 from data_prep.documents.formats import format_registry
@@ -133,6 +133,22 @@ def test_an_edited_format_is_refused_and_a_reloaded_one_is_used(folder: Path) ->
     assert read(folder / "a.pairs", formats=formats)[0].text == "first\none.\n"
     with pytest.raises(UserError, check=coded("formats-changed")):
         pickle.loads(pickle.dumps(planned))[".pairs"]
+
+
+def test_a_format_that_is_edited_while_it_reads_goes_on(folder: Path, small_tokenizer: Path) -> None:
+    edit = "__import__('pathlib').Path(__file__).write_text('nothing = 3')"
+    (folder / "own_formats.py").write_text(
+        f"def read(stream):\n    {edit}\n    return ({{'text': line.decode()}} for line in stream)\n"
+    )
+    (folder / "a.pairs").write_text("The birds of the field fly over the green hills.\nThey sing at night.\n")
+    made = prepare(
+        folder / "a.pairs",
+        tokenizer=small_tokenizer,
+        output=folder / "shards",
+        config={"documents": {"formats": {".pairs": "own_formats:read"}}, "shards": {"min_shards": 1}},
+        num_workers=1,
+    )
+    assert made.num_documents == 2 and (folder / "own_formats.py").read_text() == "nothing = 3"
 
 
 def test_formats_of_earlier_work_are_forgotten(folder: Path) -> None:
