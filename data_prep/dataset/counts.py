@@ -96,15 +96,10 @@ def split_record(shards: Sequence[ShardRecord], token_counts: np.ndarray) -> Spl
     )
 
 
-def token_counts_name(version: int) -> str:
-    """Return the name of the file with the token counts of a version."""
-    return TOKEN_COUNTS_NAME if version == 1 else f"token_counts-{version:06d}.safetensors"
-
-
 def token_counts_file(token_counts: Mapping[str, np.ndarray], version: int) -> tuple[FileRecord, bytes]:
     """Return the content of the file with the counts of train and valid, (vocab_size,) int64 each, and its record."""
     data = safetensors.numpy.save({name: np.asarray(counts, np.int64) for name, counts in token_counts.items()})
-    name = token_counts_name(version)
+    name = TOKEN_COUNTS_NAME if version == 1 else f"token_counts-{version:06d}.safetensors"
     return record_of(name, data), data
 
 

@@ -161,16 +161,11 @@ class InputsFile(FileRecord):
     inputs: Count = Field(description="number of its lines")
 
 
-def inputs_name(version: int) -> str:
-    """Return the name of the file with the inputs that made a version."""
-    return f"inputs-{version:06d}.jsonl"
-
-
 def inputs_file(inputs: Iterable[InputRecord], version: int) -> tuple[InputsFile, bytes]:
     """Return the content of the file with the inputs that made a version, and its record."""
     lines = [json.dumps(each.model_dump(), ensure_ascii=False, sort_keys=True) for each in inputs]
     data = "".join(f"{line}\n" for line in lines).encode()
-    return InputsFile(**record_of(inputs_name(version), data).model_dump(), inputs=len(lines)), data
+    return InputsFile(**record_of(f"inputs-{version:06d}.jsonl", data).model_dump(), inputs=len(lines)), data
 
 
 def read_inputs(folder: str, inputs: Iterable[InputRecord | InputsFile]) -> Iterator[InputRecord]:

@@ -28,17 +28,12 @@ Lists = Sequence[Mapping[str, np.ndarray]]
 """For each filter of a preparation, its lists by name: hashes of the entries, (n,) uint64, ascending and unique."""
 
 
-def filter_lists_name(version: int) -> str:
-    """Return the name of the file with the lists of the filters of a version."""
-    return f"filter-lists-{version:06d}.safetensors"
-
-
 def write_filter_lists(folder: str, lists: Lists, version: int) -> FileRecord | None:
     """Write the lists of the filters of a version; nothing if no filter has one."""
     tensors = {f"{number}/{name}": found for number, each in enumerate(lists) for name, found in each.items()}
     if not tensors:
         return None
-    name, data = filter_lists_name(version), safetensors.numpy.save(tensors)
+    name, data = f"filter-lists-{version:06d}.safetensors", safetensors.numpy.save(tensors)
     storage.write_bytes(storage.join(folder, name), data)
     return record_of(name, data)
 

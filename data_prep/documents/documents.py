@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 from data_prep.base import progress
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
-from data_prep.documents.formats.format_registry import Formats, read_documents, sniffed
+from data_prep.documents.formats.format_registry import BUILT_IN, Formats, read_documents
 from data_prep.documents.formats.input_format import Fields, Format, Part, Reading
 from data_prep.documents.input_files import InputUnit
 from data_prep.documents.lines import damaged_line
@@ -61,6 +61,7 @@ class DocumentReader:
 
     Attributes:
         is_one_document: whether the whole file is one document.
+        rejects: what reading left out, and the position of the last document.
         filtered: number of documents that a `FilterChain` leaves out, by reason.
         dropped: number of all documents left out, by reason; complete at the end, when what reading left out is also
             logged as a warning.
@@ -91,32 +92,13 @@ class DocumentReader:
         self.is_one_document = self._format.is_one_document(settings)
         self._fields = Fields.of(settings, source)
         own_format = unit.format.ending if self._format.path else ""
-        self._rejects = Rejects(
+        self.rejects = Rejects(
             unit.url, settings, is_part=not unit.whole, begins_file=unit.start == 0, own_format=own_format
         )
 
     @property
     def dropped(self) -> Counter[str]:
-        return self._rejects.dropped + self.filtered
-
-    @property
-    def place(self) -> str:
-        """Position of the last document, such as "line 7"."""
-        return self._rejects.place
-
-    @property
-    def position(self) -> tuple[tuple[int, int], str]:
-        """See `Rejects.position`."""
-        return self._rejects.position
-
-    @position.setter
-    def position(self, position: tuple[tuple[int, int], str]) -> None:
-        self._rejects.position = position
-
-    @property
-    def number(self) -> int | None:
-        """Position of the last document in its file, see `Rejects.number`."""
-        return self._rejects.number
+        return self.rejects.dropped + self.filtered
 
     def __iter__(self) -> Iterator[Document]:
         num_documents, num_reported, reported_at = 0, 0, time.monotonic()
@@ -124,7 +106,7 @@ class DocumentReader:
         try:
             for document in self._documents():
                 if has_too_many_marks(document.text):
-                    self._rejects.too_many_marks()
+                    self.rejects.too_many_marks()
                     continue
                 if self._fields.language is not None:
                     self.languages.add(document.language)
@@ -137,18 +119,18 @@ class DocumentReader:
                     progress.report(max(0, reached - num_reported))
                     num_reported, reported_at = max(reached, num_reported), now
         except BadInput as error:
-            error.reason = self._rejects.named(error.reason)
+            error.reason = self.rejects.named(error.reason)
             if error.spoils_file and self._settings.on_bad_input == "skip":
-                self._rejects.warn_spoiled(error)
+                self.rejects.warn_spoiled(error)
             raise
         if not self.is_quiet:
-            self._rejects.warn()
+            self.rejects.warn()
 
     def _reached(self, num_documents: int) -> int:
         """Return how many of the unit's bytes are read, about, when it has yielded so many documents."""
         if self.num_rows is not None:
             return self.unit.bytes * num_documents // max(self.num_rows, num_documents)
-        position = self._rejects.number
+        position = self.rejects.number
         if position is None or self.unit.format.compression:
             position = self.unit.start
             with contextlib.suppress(AttributeError, OSError, ValueError):  # not every store has a position
@@ -167,11 +149,11 @@ class DocumentReader:
         compression = self.unit.format.compression
         with storage.open_read(self.unit.url) as raw:
             self._raw = raw
-            head = read_bytes_of(raw, _HEAD_BYTES, self._rejects.where)
+            head = read_bytes_of(raw, _HEAD_BYTES, self.rejects.where)
             if not head:
                 self.sha256 = hashlib.sha256().hexdigest()
                 return
-            self._check_ending(head, self._rejects.where, compression)
+            self._check_ending(head, self.rejects.where, compression)
             try:
                 if not self._format.needs_seeking:
                     yield from self._stream(raw, head, compression)
@@ -191,8 +173,8 @@ class DocumentReader:
             stream = decompress(hashed, compression)
             if compression:
                 head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]
-                _check_container(head, f"the content of {self._rejects.where}", self._format)
-            self._format.check_content(head, self._rejects.where)
+                _check_container(head, f"the content of {self.rejects.where}", self._format)
+            self._format.check_content(head, self.rejects.where)
             yield from read_documents(self._format, stream, self._reading())
         except DAMAGE as error:
             place = f"at or before line {damaged_line(self.unit.url, compression)}"
@@ -200,25 +182,25 @@ class DocumentReader:
         self.sha256 = hashed.hexdigest()
 
     def _reading(self) -> Reading:
-        return Reading(_part_of(self.unit), self._settings, self._fields, self._rejects)
+        return Reading(_part_of(self.unit), self._settings, self._fields, self.rejects)
 
     def _unpacked(self, raw: BinaryIO, head: bytes, compression: str) -> Iterator[Document]:
         hashed = _hashing(raw, self.unit, head)
         with tempfile.TemporaryFile() as content:
             try:
-                decompressed_copy(hashed, compression, content, self._rejects.where)
+                decompressed_copy(hashed, compression, content, self.rejects.where)
             except DAMAGE as error:
                 place = f"after {content.tell():,} bytes of its content"
                 raise self._damaged(place, error, COMPRESSIONS[compression]) from None
             digest = hashed.hexdigest()
             content.seek(0)
             if head := content.read(_HEAD_BYTES):
-                self._check_ending(head, f"the content of {self._rejects.where}", "")
+                self._check_ending(head, f"the content of {self.rejects.where}", "")
                 yield from self._seeking(content)
         self.sha256 = digest
 
     def _seeking(self, raw: BinaryIO) -> Iterator[Document]:
-        file = RangeHashingFile(raw, self._rejects.where)
+        file = RangeHashingFile(raw, self.rejects.where)
         reading = self._reading()
         outline = self._format.outline(file, reading.part, self._fields)
         self.num_rows = outline.num_rows
@@ -230,7 +212,7 @@ class DocumentReader:
         """Raise if the first bytes of a file contradict its ending, or the format that its source names."""
         item, ending, named = self._format, self.unit.format.ending, self.unit.format.named
         _check_container(head, where, item)
-        found_format = sniffed(head)
+        found_format = next((each for each in BUILT_IN if each.matches(head)), None)
         wanted = compression or (ending if item.kind else "")
         found = detect_compression(head) or ("" if found_format is None else found_format.endings[0])
         if found == wanted or (not compression and found_format is item):
@@ -253,7 +235,7 @@ class DocumentReader:
     def _damaged(self, place: str, error: Exception, compression: str = "") -> BadInput:
         skip = ", or leave it out with documents.on_bad_input=skip" if self._settings.on_bad_input == "error" else ""
         return BadInput(
-            f"{self._rejects.where} is damaged or cut short {place} ({compression and f'{compression}: '}{error})",
+            f"{self.rejects.where} is damaged or cut short {place} ({compression and f'{compression}: '}{error})",
             "damaged file",
             spoils_file=True,
             fix=f"fetch it again{skip}",

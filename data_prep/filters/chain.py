@@ -152,9 +152,11 @@ class FilterChain:
             return
 
         def identified(document: Document) -> Document:
-            if document.id is not None or document.url is not None or (reader.number is None and not is_alone):
+            if document.id is not None or document.url is not None or (reader.rejects.number is None and not is_alone):
                 return document
-            return replace(document, id=unit.name if is_alone else numbered(unit.name, cast(int, reader.number)))
+            return replace(
+                document, id=unit.name if is_alone else numbered(unit.name, cast(int, reader.rejects.number))
+            )
 
         for document in self._kept(reader, lambda document, reason: take(identified(document), reason), costs):
             yield identified(document)
@@ -246,7 +248,7 @@ def _wrong(
 
 def _named(reader: DocumentReader, document: Document | None) -> str:
     """Return the name of the document in messages: its file, line and id."""
-    where = f" {reader.place}" if document is not None and reader.place else ""
+    where = f" {reader.rejects.place}" if document is not None and reader.rejects.place else ""
     named = f" (document {document.id!r})" if document is not None and document.id is not None else ""
     return f"{storage.redact(reader.unit.url)}{where}{named}"
 

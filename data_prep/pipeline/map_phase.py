@@ -100,10 +100,8 @@ def summarize(plan: Plan, job: Job, runner: PhaseRunner) -> MapSummary:
     if not document_counts.any():
         raise _nothing_left(plan, sum(dropped, Counter()), num_empty_files.total())
     check_sources(plan, dropped, [num_documents[number] for number in sources], num_empty_files)
-    _warn_of_empty_files(plan, num_documents, num_empty_files)
+    _warn_of_losses(plan, tally, dropped)
     _warn_of_languages(plan, languages)
-    _warn_of_cut_words(plan, cut_words)
-    _warn_of_takedowns(plan, dropped)
     digests = tuple(tally.lists.get("digests", ()))
     return MapSummary(dropped, document_counts, digests, tuple(cut_words[number] for number in sources))
 
@@ -170,24 +168,19 @@ def _nothing_left(plan: Plan, dropped: Counter[str], num_empty_files: int) -> Us
     )
 
 
-def _warn_of_empty_files(plan: Plan, num_documents: Mapping[int, int], num_empty_files: Mapping[int, int]) -> None:
+def _warn_of_losses(plan: Plan, tally: Tally, dropped: Sequence[Counter[str]]) -> None:
+    """Warn about each source with empty files, with words that were encoded in parts, or of which takedowns listed
+    documents."""
+    num_documents, num_empty_files, cut_words = map(tally.of, ("documents", "empty_files", "cut_words"))
     for number, source in enumerate(plan.config.sources):
-        if num_empty_files.get(number) and num_documents[number]:
+        if num_empty_files[number] and num_documents[number]:
             warn_of_source(source, f"{counted(num_empty_files[number], 'file')} without a document")
-
-
-def _warn_of_cut_words(plan: Plan, cut_words: Mapping[int, int]) -> None:
-    for number, source in enumerate(plan.config.sources):
-        if count := cut_words.get(number):
-            what = f"{counted(count, 'word')} of over {MAX_WORD_BYTES:,} bytes without a space, encoded in parts"
-            warn_of_source(source, what)
-
-
-def _warn_of_takedowns(plan: Plan, dropped: Sequence[Counter[str]]) -> None:
-    for source, found in zip(plan.config.sources, dropped, strict=True):
-        if found["removed earlier"]:
-            what = f"{counted(found['removed earlier'], 'document')} left out, because a takedown listed the URL or id"
-            warn_of_source(source, what)
+        if cut_words[number]:
+            words = counted(cut_words[number], "word")
+            warn_of_source(source, f"{words} of over {MAX_WORD_BYTES:,} bytes without a space, encoded in parts")
+        if count := dropped[number]["removed earlier"]:
+            documents = counted(count, "document")
+            warn_of_source(source, f"{documents} left out, because a takedown listed the URL or id")
 
 
 def _warn_of_languages(plan: Plan, languages: Sequence[DocumentLanguages]) -> None:

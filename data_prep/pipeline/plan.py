@@ -284,7 +284,8 @@ def changed_inputs(plan: Plan, inputs: Iterable[InputRecord], stamps: Stamps) ->
         total = sum(file.bytes for _, file in suspects)
         with Progress("comparing", total, "MB of inputs with other stamps", 1e6) as progress:
             for url, file in suspects:
-                if _fingerprint_now(plan, file) != before[url].fingerprint:
+                digests = [plan.reading.sha256(plan.parts[number]) for number in plan.parts_of[file.url]]
+                if file_fingerprint(digests) != before[url].fingerprint:
                     found[url] = f"input {url} has other content"
                 progress.add(file.bytes)
     return [found[url] for url in sorted(found)]
@@ -296,10 +297,6 @@ def stamps_of(plan: Plan) -> dict[str, dict[str, str]]:
     for file in plan.inputs:
         found[plan.config.sources[file.source].name][storage.redact(file.url)] = file.stamp
     return found
-
-
-def _fingerprint_now(plan: Plan, file: InputFile) -> str:
-    return file_fingerprint([plan.reading.sha256(plan.parts[number]) for number in plan.parts_of[file.url]])
 
 
 def file_fingerprint(digests: Sequence[str]) -> str:

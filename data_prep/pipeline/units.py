@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from data_prep.base.errors import UsageError
@@ -59,21 +59,16 @@ def group_parts(parts: Sequence[InputUnit], unit_bytes: int) -> tuple[Unit, ...]
     Any two neighbors of one source that are below `MAX_PARTS` hold more than `unit_bytes` together, so there are at
     most 2 * text bytes / unit_bytes + parts / MAX_PARTS + sources + 1 units.
     """
-    return tuple(Unit(number, tuple(group)) for number, group in enumerate(_groups(parts, unit_bytes)))
-
-
-def _groups(parts: Sequence[InputUnit], unit_bytes: int) -> Iterator[list[InputUnit]]:
-    group: list[InputUnit] = []
-    held = 0.0
+    groups, held = list[list[InputUnit]](), 0.0
     for part in parts:
         size = part.bytes * part.format.growth
-        if group and (part.source != group[0].source or held + size > unit_bytes or len(group) >= MAX_PARTS):
-            yield group
-            group, held = [], 0.0
-        group.append(part)
+        last = groups[-1] if groups else []
+        if not last or part.source != last[0].source or held + size > unit_bytes or len(last) >= MAX_PARTS:
+            groups.append([])
+            held = 0.0
+        groups[-1].append(part)
         held += size
-    if group:
-        yield group
+    return tuple(Unit(number, tuple(group)) for number, group in enumerate(groups))
 
 
 # Cost of a unit besides its bytes, in bytes, so that many tiny files are also divided evenly by number.

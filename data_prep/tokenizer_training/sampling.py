@@ -362,7 +362,7 @@ def _read_lazily(job: SampleJob, unit: SampleUnit, writer: _Writer) -> CorpusCou
     settings, source, reader = job.reading.settings[number], job.reading.names[number], job.reading.reader(unit.part)
     chain, normalization = job.reading.filters(number), job.settings.normalization
     try:
-        read = ((document, reader.position) for document in reader)
+        read = ((document, reader.rejects.position) for document in reader)
         for batch in batches(read, lambda each: len(each[0].text), _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
             texts = _cleaned([document.text for document, _ in batch], normalization)
             for (document, position), cleaned in zip(batch, texts, strict=True):
@@ -372,7 +372,7 @@ def _read_lazily(job: SampleJob, unit: SampleUnit, writer: _Writer) -> CorpusCou
                 rank = hash_of(cleaned, job.settings.seed)
                 if not writer.needs(rank):
                     continue
-                reader.position = position  # which errors of filters name
+                reader.rejects.position = position  # which errors of filters name
                 kept, reason = chain.judge(document, reader)
                 final, language_after = cleaned, language_label(kept.language or settings.language)
                 if reason is None:

@@ -224,11 +224,6 @@ def read_documents(item: Format, stream: BinaryIO, reading: Reading) -> Iterator
     return item.documents(stream, reading)
 
 
-def sniffed(head: bytes) -> Format | None:
-    """Return the format that the first bytes of a file identify; None if they identify none."""
-    return next((item for item in BUILT_IN if item.matches(head)), None)
-
-
 def _custom(ending: str, path: str) -> Format:
     taken = [built_in for item in BUILT_IN for built_in in item.endings]
     is_ending = ending.startswith(".") and ending == ending.lower() and ":" not in ending
