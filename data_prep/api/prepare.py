@@ -18,8 +18,14 @@ from data_prep.base.local_paths import home_in
 from data_prep.config.preparation_config import PreparationConfig, Source
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.documents.input_files import InputFile, find_inputs
-from data_prep.executors.executors import Executor, ExecutorOptions, given_executor, num_workers, open_executor
-from data_prep.executors.process_executor import ProcessExecutor
+from data_prep.executors.executors import (
+    Executor,
+    ExecutorOptions,
+    ProcessExecutor,
+    given_executor,
+    num_workers,
+    open_executor,
+)
 from data_prep.executors.worker_server import default_num_workers
 from data_prep.pipeline.inheritance import Inherited, inherit
 from data_prep.pipeline.job import load_tokenizer

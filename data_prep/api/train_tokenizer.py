@@ -16,8 +16,14 @@ from data_prep.base.local_paths import home_in
 from data_prep.config.preparation_config import PreparationConfig, Source
 from data_prep.documents.formats.format_registry import Formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
-from data_prep.executors.executors import Executor, ExecutorOptions, given_executor, num_workers, open_executor
-from data_prep.executors.process_executor import ProcessExecutor
+from data_prep.executors.executors import (
+    Executor,
+    ExecutorOptions,
+    ProcessExecutor,
+    given_executor,
+    num_workers,
+    open_executor,
+)
 from data_prep.filters.registry import described_filters
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
