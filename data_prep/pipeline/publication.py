@@ -39,10 +39,12 @@ def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSu
     manifest = assemble(plan, tokenizer, inputs, summary, totals)
     manifest = manifest.model_copy(update={"config": {**manifest.config, **_safeguards(plan, output, version)}})
     if plan.parent is not None:
-        return publish_addition(output, plan.parent, manifest, counts)
+        before = read_token_counts(output, plan.parent)
+        counts = {name: before[name] + added for name, added in counts.items()}
+        manifest = grow(plan.parent, manifest, counts)
     record, data = token_counts_file(counts, manifest.version)
     storage.write_bytes(storage.join(output, record.name), data)
-    if not is_own_tokenizer(tokenizer, output):
+    if plan.parent is None and not is_own_tokenizer(tokenizer, output):
         tokenizer.copy_files(storage.join(output, TOKENIZER_FOLDER))
     publish(output, manifest)
     return manifest
@@ -90,23 +92,6 @@ def assemble(
         token_counts=token_counts_file(counts, 1)[0],
         detached_provenance=totals.detached_provenance,
     )
-
-
-def publish_addition(
-    folder: str, parent: Manifest, addition: Manifest, added_counts: Mapping[str, np.ndarray]
-) -> Manifest:
-    """Make the extended data set the current version of `folder`; the shards of the addition exist already.
-
-    Args:
-        added_counts: of train and of valid, (vocab_size,) int64, of the addition alone.
-    """
-    before = read_token_counts(folder, parent)
-    total = {name: before[name] + added_counts[name] for name in ("train", "valid")}
-    manifest = grow(parent, addition, total)
-    record, data = token_counts_file(total, manifest.version)
-    storage.write_bytes(storage.join(folder, record.name), data)
-    publish(folder, manifest)
-    return manifest
 
 
 def grow(parent: Manifest, addition: Manifest, token_counts: Mapping[str, np.ndarray]) -> Manifest:
