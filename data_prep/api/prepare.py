@@ -161,12 +161,7 @@ def request_preparation(
     add_to: str | None = None,
     allow_other_filters: bool = False,
 ) -> Request:
-    """Check the arguments and find the inputs; an addition inherits the safeguards of its data set.
-
-    Raises:
-        UsageError: an argument is missing, or two contradict each other, or an addition lacks a safeguard.
-        UserError: inputs or the data set to add to do not exist.
-    """
+    """Check the arguments and find the inputs; an addition inherits the safeguards of its data set."""
     if output is not None and add_to is not None:
         raise UsageError(
             f"output={output} (--output) and add_to={add_to} (--add-to) contradict each other: add_to names the data "
@@ -215,11 +210,7 @@ def _downloaded_if_on_hub(tokenizer: str) -> str:
 
 
 def plan_preparation(request: Request) -> Preparation:
-    """Load the tokenizer and plan the work.
-
-    Raises:
-        UserError: inputs or tokenizer cannot be read, or do not fit the data set to add to.
-    """
+    """Load the tokenizer and plan the work."""
     tokenizer = Tokenizer.load(request.tokenizer)
     plan = make_plan(request.config, tokenizer, request.parent, request.inputs)
     plan = dataclasses.replace(plan, not_passed=request.not_passed, grown=request.grown)
@@ -227,11 +218,7 @@ def plan_preparation(request: Request) -> Preparation:
 
 
 def workers_for(wanted: int | None, request: Request) -> int:
-    """Return the number that the user gave, or as many processes as there are cores and enough text for.
-
-    Raises:
-        UsageError: it is out of range, or above 1 while inputs, tokenizer or output are in this process's memory.
-    """
+    """Return the number that the user gave, or as many processes as there are cores and enough text for."""
     wanted = wanted if wanted is not None else request.config.num_workers
     urls = (*(file.url for file in request.inputs), request.tokenizer, request.output)
     in_memory = next((url for url in urls if url.startswith("memory://")), None)
@@ -249,12 +236,7 @@ def workers_for(wanted: int | None, request: Request) -> int:
 
 
 def open_for(request: Request, executor: str, scheduler: str | None, workers: int | None) -> Executor:
-    """Open the executor of a preparation; processes of this machine begin to load the tokenizer.
-
-    Raises:
-        UsageError: the executor is unknown, its options do not fit it, or a package is missing.
-        UserError: the cluster does not answer.
-    """
+    """Open the executor of a preparation; processes of this machine begin to load the tokenizer."""
     opened = open_executor(executor, ExecutorOptions(workers_for(workers, request), scheduler))
     if isinstance(opened, ProcessExecutor):
         opened.warm_up(load_tokenizer, storage.absolute(request.tokenizer))
@@ -262,11 +244,7 @@ def open_for(request: Request, executor: str, scheduler: str | None, workers: in
 
 
 def _check_holds_no_tokenizer(output: str, tokenizer: str | None) -> None:
-    """Refuse the folder of a tokenizer as output; a remote store is not asked for one.
-
-    Raises:
-        UsageError: it is one.
-    """
+    """Refuse the folder of a tokenizer as output; a remote store is not asked for one."""
     folder = storage.absolute(output).rstrip("/")
     is_the_one = tokenizer is not None and storage.absolute(tokenizer).rstrip("/") == folder
     is_another = not storage.is_remote(output) and storage.exists(storage.join(output, INFO_NAME))

@@ -92,11 +92,7 @@ def train_tokenizer(
 
 
 def with_vocab_size(config: PreparationConfig, vocab_size: int | None) -> PreparationConfig:
-    """Return the configuration with this vocabulary size, if it is given.
-
-    Raises:
-        UsageError: it is out of range.
-    """
+    """Return the configuration with this vocabulary size, if it is given."""
     if vocab_size is None:
         return config
     values = {"tokenizer": {**config.tokenizer.model_dump(exclude_unset=True), "vocab_size": vocab_size}}
@@ -105,12 +101,7 @@ def with_vocab_size(config: PreparationConfig, vocab_size: int | None) -> Prepar
 
 
 def request_tokenizer(config: PreparationConfig, output: str) -> TokenizerRequest:
-    """Check the arguments and find the inputs.
-
-    Raises:
-        UsageError: a setting is out of range, or the output is a file.
-        UserError: an input does not exist.
-    """
+    """Check the arguments and find the inputs."""
     check_vocab_size(config.tokenizer)
     inputs = find_inputs(config)
     storage.check_folder("--output", output)
@@ -118,11 +109,7 @@ def request_tokenizer(config: PreparationConfig, output: str) -> TokenizerReques
 
 
 def is_complete(request: TokenizerRequest) -> bool:
-    """Return whether the output holds the tokenizer of this request.
-
-    Raises:
-        UserError: it holds another one; the message lists the differences.
-    """
+    """Return whether the output holds the tokenizer of this request."""
     present = TokenizerInfo.read(request.output)
     if present is None:
         return False
@@ -145,11 +132,7 @@ def changed_since(request: TokenizerRequest) -> list[str]:
 
 
 def train(request: TokenizerRequest, executor: str | Executor, scheduler: str | None, workers: int | None) -> None:
-    """Draw the sample and train, replacing a tokenizer that is there.
-
-    Raises:
-        UserError: there is no text, or the output cannot be written.
-    """
+    """Draw the sample and train, replacing a tokenizer that is there."""
     config, output = request.config, request.output
     wanted = num_workers(workers if workers is not None else config.num_workers)
     if storage.is_remote(output) and executor != "process" and not isinstance(executor, ProcessExecutor):
