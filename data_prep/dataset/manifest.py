@@ -46,7 +46,7 @@ MANIFEST_NAME = "manifest.json"
 TOKEN_COUNTS_NAME = "token_counts.safetensors"
 TOKENIZER_FOLDER = "tokenizer"
 ADDITIONS = "additions"
-"""In the configuration of a manifest: the settings of each addition."""
+"""Key of the settings of each addition in the configuration of a manifest."""
 FORMAT_VERSION = 2
 MAX_VERSION = 999_999  # the digits of `older_version_name`
 _RESTORE = (

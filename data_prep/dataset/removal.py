@@ -94,7 +94,7 @@ def check_something_is_left(folder: str, manifest: Manifest, found: Sequence[Fou
 
 
 class Remembered(NamedTuple):
-    """What a removal adds to that which additions leave out.
+    """What a removal adds to the values that additions leave out.
 
     Attributes:
         ids: (n,) uint64 document ids, ascending and unique.

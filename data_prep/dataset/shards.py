@@ -26,7 +26,7 @@ from data_prep.storage import storage
 
 SHARD_NAME = re.compile(r"(train|valid)-(\d{6})\.(tar|index\.safetensors|provenance\.parquet)")
 MAX_SHARDS = 1_000_000
-"""Of a split, counted through all its versions: the digits of `SHARD_NAME`."""
+"""Shards of a split, through all its versions, that the digits of `SHARD_NAME` can count."""
 _TAR_BLOCK = 512
 TENSOR_FAULTS = (safetensors.SafetensorError, ValueError, TypeError, LookupError)
 """What reading a safetensors file may raise: a KeyError, for one, where its numbers are of a type unknown to numpy."""

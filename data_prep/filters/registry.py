@@ -97,7 +97,8 @@ def filter_settings(item: str | Mapping[str, Any] | Callable[..., Any], /, **par
 
 
 _steps: dict[str, tuple[str, Step]] = {}
-"""By settings and function, what else a step was made from, code and files, and the step; the last used come last."""
+"""The steps that were made, by settings and function: the code and the files that each was made from, and the step. The
+last used one comes last."""
 
 
 def load_filters(entries: Sequence[FilterSettings], begins: bool = True) -> tuple[Step, ...]:
