@@ -211,7 +211,7 @@ def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
 
 
 def preparations_in(output: str) -> list[dict[str, Any]]:
-    """Return the descriptions (`plan_changes.description`) of the finished and of the unfinished work in `output`.
+    """Return the descriptions (`plan.description`) of the finished and of the unfinished work in `output`.
 
     What is damaged is left out.
     """
