@@ -122,7 +122,10 @@ class Formats:
     def for_files(self, files: Iterable[FileFormat]) -> Formats:
         """Return the formats with the identities of those custom ones that read the files."""
         items = {ending: self[ending] for ending in dict.fromkeys(file.ending for file in files)}
-        return replace(self, identities={ending: _identity(item) for ending, item in items.items() if item.path})
+        custom = {ending: item for ending, item in items.items() if item.path}
+        found = replace(self, identities={ending: _identity(item) for ending, item in custom.items()})
+        found._made.update(custom)
+        return found
 
     def supports(self, url: str) -> bool:
         """Return whether a file of this name has a format."""
