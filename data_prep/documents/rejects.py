@@ -38,11 +38,6 @@ _FORMAT_PREFIX = "format "
 _MOST_REASONS, _MOST_REASON_CHARACTERS = 1_000, 100  # of a format in one unit
 
 
-def is_format_reason(reason: str) -> bool:
-    """Return whether a reason of the manifest is one that a user's format has of its own."""
-    return reason.startswith(_FORMAT_PREFIX)
-
-
 class BadInput(UserError):
     """This file, or this document where the policy is `error`, cannot be read.
 
