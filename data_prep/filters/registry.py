@@ -205,7 +205,7 @@ def configured_filters(settings: DocumentSettings) -> tuple[Step, ...]:
     """Return `load_filters` of the settings, and check that the settings read the fields that filters need.
 
     Raises:
-        UserError: as `load_filters`; or a filter needs a field that is not read.
+        UserError: a filter cannot be made, or needs a field that is not read.
     """
     steps = load_filters(settings.filters)
     own = {"id": settings.id_field, "url": settings.url_field, "language": settings.language_field, "source": "source"}

@@ -210,11 +210,7 @@ def source_budgets(config: PreparationConfig, train_tokens: Sequence[float]) -> 
 
 
 def planned_use(config: PreparationConfig, train_tokens: Sequence[float]) -> list[float]:
-    """Return the use of each source relative to the others, as training mixes them; with a total, in tokens.
-
-    Raises:
-        UserError: as `source_budgets`.
-    """
+    """Return the use of each source relative to the others, as training mixes them; with a total, in tokens."""
     budgets = source_budgets(config, train_tokens)
     found = []
     for source, tokens, budget in zip(config.sources, train_tokens, budgets, strict=True):
