@@ -38,7 +38,7 @@ def test_preparation_imports_the_core_dependencies_alone() -> None:
     assert {name: importer for name, importer in reached.items() if COME_WITH.get(name, name) not in CORE} == {
         "distributed": "data_prep.executors.dask_executor",
         "datatrove": "data_prep.filters.datatrove_adapter",
-        "py3langid": "data_prep.filters.language_filter",
+        "py3langid": "data_prep.filters.built_in_filters",
     }
 
 

@@ -39,10 +39,6 @@ def resolve_config(
         filters: names, entries as in YAML, or functions; they follow those of `config`.
         source_name: name of the source that `inputs` make up.
         input_format: format of `inputs`, see `Source.format`.
-
-    Raises:
-        UsageError: a setting is unknown or out of range, or no input is given.
-        UserError: the source of a function cannot be read, and it has no version.
     """
     resolved = _load(config, overrides)
     paths = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)

@@ -14,10 +14,16 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.load_settings import validate_settings
 from data_prep.base.local_paths import home_in
 from data_prep.config.preparation_config import PreparationConfig, Source
-from data_prep.documents.formats.format_registry import described_formats
+from data_prep.documents.formats.format_registry import Formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
-from data_prep.executors.executors import Executor, ExecutorOptions, given_executor, num_workers, open_executor
-from data_prep.executors.process_executor import ProcessExecutor
+from data_prep.executors.executors import (
+    Executor,
+    ExecutorOptions,
+    ProcessExecutor,
+    given_executor,
+    num_workers,
+    open_executor,
+)
 from data_prep.filters.registry import described_filters
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -86,11 +92,7 @@ def train_tokenizer(
 
 
 def with_vocab_size(config: PreparationConfig, vocab_size: int | None) -> PreparationConfig:
-    """Return the configuration with this vocabulary size, if it is given.
-
-    Raises:
-        UsageError: it is out of range.
-    """
+    """Return the configuration with this vocabulary size, if it is given."""
     if vocab_size is None:
         return config
     values = {"tokenizer": {**config.tokenizer.model_dump(exclude_unset=True), "vocab_size": vocab_size}}
@@ -99,12 +101,7 @@ def with_vocab_size(config: PreparationConfig, vocab_size: int | None) -> Prepar
 
 
 def request_tokenizer(config: PreparationConfig, output: str) -> TokenizerRequest:
-    """Check the arguments and find the inputs.
-
-    Raises:
-        UsageError: a setting is out of range, or the output is a file.
-        UserError: an input does not exist.
-    """
+    """Check the arguments and find the inputs."""
     check_vocab_size(config.tokenizer)
     inputs = find_inputs(config)
     storage.check_folder("--output", output)
@@ -112,11 +109,7 @@ def request_tokenizer(config: PreparationConfig, output: str) -> TokenizerReques
 
 
 def is_complete(request: TokenizerRequest) -> bool:
-    """Return whether the output holds the tokenizer of this request.
-
-    Raises:
-        UserError: it holds another one; the message lists the differences.
-    """
+    """Return whether the output holds the tokenizer of this request."""
     present = TokenizerInfo.read(request.output)
     if present is None:
         return False
@@ -139,11 +132,7 @@ def changed_since(request: TokenizerRequest) -> list[str]:
 
 
 def train(request: TokenizerRequest, executor: str | Executor, scheduler: str | None, workers: int | None) -> None:
-    """Draw the sample and train, replacing a tokenizer that is there.
-
-    Raises:
-        UserError: there is no text, or the output cannot be written.
-    """
+    """Draw the sample and train, replacing a tokenizer that is there."""
     config, output = request.config, request.output
     wanted = num_workers(workers if workers is not None else config.num_workers)
     if storage.is_remote(output) and executor != "process" and not isinstance(executor, ProcessExecutor):
@@ -173,11 +162,11 @@ def _described(request: TokenizerRequest) -> dict[str, Any]:
     config, sources = request.config, request.config.sources
     documents = config.documents.model_dump(mode="json", exclude={"format", "sentences"})
     documents["filters"] = described_filters(config.documents.filters)
-    documents["formats"] = described_formats((file.url, file.format) for file in request.inputs)
+    documents["formats"] = Formats.of(config).for_files(file.format for file in request.inputs).identities
     return {
         "files": [
             {"url": storage.redact(file.url), "bytes": file.bytes, "source": sources[file.source].name}
-            | ({} if file.format is None else {"format": file.format})
+            | ({} if file.format.named is None else {"format": file.format.named})
             for file in request.inputs
         ],
         "sources": {

@@ -16,7 +16,7 @@ from typing import Literal
 from data_prep.base.arguments import at_least
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import printable
-from data_prep.commands.data_set import add_data_set, open_data_set
+from data_prep.commands.options import add_data_set, open_data_set
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, read_manifest
 from data_prep.reports.inspection import document_report, find_named, inspect_report, parse_document_id
 from data_prep.reports.source_documents import source_report, sources_report
@@ -55,11 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Print what is asked for.
-
-    Raises:
-        UserError: the data set, shard or document does not exist, or is damaged, or options contradict each other.
-    """
+    """Print what is asked for."""
     for line in _lines(arguments):
         print(line)
 

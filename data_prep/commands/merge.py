@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep.api.preparation_request import plan_preparation
+from data_prep.api.prepare import plan_preparation
 from data_prep.commands.shards import add_shard_making, executor, print_result, requested, stopping_on_signals
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import units_left
@@ -22,11 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Do the remaining work and print what the data set holds; with --fresh, remove unfinished work instead.
-
-    Raises:
-        UserError: ranges are missing, or not everything could be done.
-    """
+    """Do the remaining work and print what the data set holds; with --fresh, remove unfinished work instead."""
     request = requested(arguments, overrides)
     if not arguments.fresh and not arguments.dry_run:
         with stopping_on_signals(), executor(arguments, request) as where:

@@ -17,8 +17,7 @@ from typing import Literal
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.terminal import counted, printable
 from data_prep.base.validation import check_encodable
-from data_prep.commands.data_set import add_data_set, open_data_set
-from data_prep.commands.executor_options import add_executor, plain_executor
+from data_prep.commands.options import add_data_set, add_executor, open_data_set, plain_executor
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.removal import check_something_is_left, remembered, remove_documents
 from data_prep.dataset.removal_request import (
@@ -29,7 +28,7 @@ from data_prep.dataset.removal_request import (
     find_documents,
     find_listed,
 )
-from data_prep.dataset.takedown_lists import ID_NAMES, URL_NAMES, read_document_ids, read_list
+from data_prep.dataset.removed_names import ID_NAMES, URL_NAMES, read_document_ids, read_list
 from data_prep.dataset.versions import delete_older_versions, files_of_older_versions
 from data_prep.executors.executors import Executor
 from data_prep.storage import storage
@@ -65,12 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Remove and purge what is named, and print what was done.
-
-    Raises:
-        UserError: a source is unknown, a split would become empty, or a shard is damaged; or, at the end and with
-            --strict, a listed value is not present.
-    """
+    """Remove and purge what is named, and print what was done."""
     folder = storage.absolute(open_data_set(arguments))
     named = [arguments.source, arguments.documents, arguments.urls, arguments.ids]
     if all(name is None for name in named) and not arguments.purge:
@@ -142,11 +136,7 @@ def _print_found(found: ListedDocuments, noun: str, where: str) -> None:
 
 
 def _check_strict(arguments: argparse.Namespace, folder: str, absent: Sequence[str]) -> None:
-    """Check that every listed value is present, if the user requires it.
-
-    Raises:
-        UserError: one is not; everything else was done.
-    """
+    """Check that every listed value is present, if the user requires it."""
     if arguments.strict and absent:
         raise UserError(
             printable(

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from shlex import quote
 from types import FrameType
 
-from data_prep.api.preparation_request import (
+from data_prep.api.prepare import (
     Preparation,
     Request,
     open_for,
@@ -23,8 +23,7 @@ from data_prep.api.preparation_request import (
     workers_for,
 )
 from data_prep.base.errors import Stopped, UsageError
-from data_prep.commands.executor_options import add_executor
-from data_prep.commands.options import add_preparation, configured
+from data_prep.commands.options import add_executor, add_preparation, configured
 from data_prep.config.preparation_config import WORKER_BASE_BYTES, WORKER_DOCUMENT_COPIES, DocumentSettings
 from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
@@ -106,11 +105,7 @@ def add_shard_making(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Make the shards and print what they hold.
-
-    Raises:
-        UserError: not everything could be done.
-    """
+    """Make the shards and print what they hold."""
     if arguments.repair:
         raise UsageError(
             "--repair was removed: the same command with another --output makes the same bytes",
@@ -159,11 +154,7 @@ def _estimate(arguments: argparse.Namespace, request: Request) -> None:
 
 
 def requested(arguments: argparse.Namespace, overrides: Sequence[str]) -> Request:
-    """Return what to prepare.
-
-    Raises:
-        UserError: arguments contradict each other, or inputs or the data set to add to do not exist.
-    """
+    """Return what to prepare."""
     return request_preparation(
         configured(arguments, overrides),
         tokenizer=arguments.tokenizer,
@@ -174,12 +165,7 @@ def requested(arguments: argparse.Namespace, overrides: Sequence[str]) -> Reques
 
 
 def executor(arguments: argparse.Namespace, request: Request) -> Executor:
-    """Open where a preparation runs; processes of this machine begin to load the tokenizer.
-
-    Raises:
-        UsageError: the arguments contradict each other, or a package is missing.
-        UserError: the cluster does not answer.
-    """
+    """Open where a preparation runs; processes of this machine begin to load the tokenizer."""
     return open_for(request, arguments.executor, arguments.scheduler, arguments.workers)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep.commands.data_set import add_data_set, open_data_set
+from data_prep.commands.options import add_data_set, open_data_set
 from data_prep.reports.stats import read_statistics
 from data_prep.reports.tables import stats_report
 from data_prep.storage import storage
@@ -22,11 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Print the report; with --output also write the page.
-
-    Raises:
-        UserError: the data set is damaged, or the page cannot be written.
-    """
+    """Print the report; with --output also write the page."""
     output = arguments.output
     if output is not None:
         storage.check_folder("--output", output)

@@ -19,8 +19,7 @@ from data_prep.api.train_tokenizer import (
 )
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted, printable
-from data_prep.commands.executor_options import add_executor
-from data_prep.commands.options import add_preparation, configured
+from data_prep.commands.options import add_executor, add_preparation, configured
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer_report import read_report
 from data_prep.tokenizer_training.quality import report_lines
@@ -36,11 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Train the tokenizer and print a report of it.
-
-    Raises:
-        UserError: there is no text, or the output holds another tokenizer.
-    """
+    """Train the tokenizer and print a report of it."""
     if arguments.output is None:
         raise UsageError("no output is given", fix="give --output DIR", code="missing-output")
     if arguments.vocab_size is not None:
@@ -74,11 +69,7 @@ def _plan(request: TokenizerRequest) -> str:
 
 
 def _check_one_size(vocab_size: int, overrides: Sequence[str]) -> None:
-    """Refuse a setting that contradicts --vocab-size.
-
-    Raises:
-        UsageError: one does.
-    """
+    """Refuse a setting that contradicts --vocab-size."""
     other = [word for word in overrides if word.startswith("tokenizer.vocab_size=")]
     if other and other[-1] != f"tokenizer.vocab_size={vocab_size}":
         raise UsageError(

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from data_prep.base.terminal import counted, printable
-from data_prep.commands.data_set import add_data_set, open_data_set
-from data_prep.commands.executor_options import add_executor, plain_executor
+from data_prep.commands.options import add_data_set, add_executor, open_data_set, plain_executor
 from data_prep.dataset.data_card import CARD_NAME, card_changes, write_data_card
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.rebuild_command import how_to_rebuild
@@ -33,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Print one line if the data set is sound.
-
-    Raises:
-        UserError: it is not; every problem is listed.
-    """
+    """Print one line if the data set is sound."""
     folder = storage.absolute(open_data_set(arguments))
     if arguments.write_card and arguments.dry_run:
         changes = card_changes(folder, read_manifest(folder))

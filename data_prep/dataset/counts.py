@@ -13,8 +13,7 @@ import safetensors.numpy
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import TOKEN_COUNTS_NAME, Manifest
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, read_file, record_of
-from data_prep.dataset.shard_index import TENSOR_FAULTS
-from data_prep.dataset.shards import Record
+from data_prep.dataset.shards import TENSOR_FAULTS, Record
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
@@ -97,24 +96,15 @@ def split_record(shards: Sequence[ShardRecord], token_counts: np.ndarray) -> Spl
     )
 
 
-def token_counts_name(version: int) -> str:
-    """Return the name of the file with the token counts of a version."""
-    return TOKEN_COUNTS_NAME if version == 1 else f"token_counts-{version:06d}.safetensors"
-
-
 def token_counts_file(token_counts: Mapping[str, np.ndarray], version: int) -> tuple[FileRecord, bytes]:
     """Return the content of the file with the counts of train and valid, (vocab_size,) int64 each, and its record."""
     data = safetensors.numpy.save({name: np.asarray(counts, np.int64) for name, counts in token_counts.items()})
-    name = token_counts_name(version)
+    name = TOKEN_COUNTS_NAME if version == 1 else f"token_counts-{version:06d}.safetensors"
     return record_of(name, data), data
 
 
 def read_tensors(folder: str, record: FileRecord) -> dict[str, np.ndarray]:
-    """Return the arrays of a safetensors file that the manifest names.
-
-    Raises:
-        UserError: the file is missing, or not the one that the manifest names.
-    """
+    """Return the arrays of a safetensors file that the manifest names."""
     remedy = "restore it, or make the shards again"
     data = read_file(folder, record, remedy)
     try:
@@ -145,11 +135,7 @@ def read_token_counts(folder: str, manifest: Manifest) -> dict[str, np.ndarray]:
 
 @functools.lru_cache(maxsize=1)
 def piece_text(tokenizer_url: str, fingerprint: str) -> PieceText:
-    """Return the text properties of the ids of the data set's tokenizer, loaded once per process.
-
-    Raises:
-        UserError: it is missing, damaged, or not the one that made the shards.
-    """
+    """Return the text properties of the ids of the data set's tokenizer, loaded once per process."""
     tokenizer = Tokenizer.load(tokenizer_url)
     if tokenizer.fingerprint != fingerprint:
         raise UserError(

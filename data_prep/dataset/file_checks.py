@@ -19,8 +19,7 @@ from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import REBUILD, FileRecord, ShardRecord, TokenizerRecord
 from data_prep.dataset.provenance_sidecar import read_provenance, rows_to_remove
 from data_prep.dataset.safeguards import filter_list_files
-from data_prep.dataset.shard_index import ShardIndex, join_indexes, read_index
-from data_prep.dataset.shards import Record, index_of, read_records
+from data_prep.dataset.shards import Record, ShardIndex, index_of, join_indexes, read_index, read_records
 from data_prep.storage import storage
 
 _FOREIGN_SHARE = 0.01  # share of the tokens; fewer unknown ids are damage

@@ -26,7 +26,6 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.validation import first_problem
 from data_prep.dataset.manifest_records import (
     STEPS,
-    UNKNOWN_STEP,
     FileRecord,
     InputRecord,
     InputsFile,
@@ -46,7 +45,7 @@ MANIFEST_NAME = "manifest.json"
 TOKEN_COUNTS_NAME = "token_counts.safetensors"
 TOKENIZER_FOLDER = "tokenizer"
 ADDITIONS = "additions"
-"""In the configuration of a manifest: the settings of each addition."""
+"""Key of the settings of each addition in the configuration of a manifest."""
 FORMAT_VERSION = 2
 MAX_VERSION = 999_999  # the digits of `older_version_name`
 _RESTORE = (
@@ -176,7 +175,7 @@ class Manifest(ManifestPart):
         for source in self.sources:
             totals.update(source.dropped)
         order = [reason for reasons in STEPS.values() for reason in reasons]
-        steps = [*STEPS, UNKNOWN_STEP]
+        steps = [*STEPS]
 
         def sort_key(reason: str) -> tuple[int, int, str]:
             return steps.index(step_of(reason)), order.index(reason) if reason in order else 0, reason
@@ -192,14 +191,15 @@ class Manifest(ManifestPart):
     def steps(self) -> tuple[StepRecord, ...]:
         """Input, dropped and output documents of each step; the output of the last step is what the shards hold.
 
-        Reasons of no known step have a step of their own.
+        Filtering is no step where nothing was filtered out.
         """
         dropped = self.dropped
         left = sum(source.documents for source in self.sources) + sum(dropped.values())
         records = []
-        optional = {"filtering", UNKNOWN_STEP} - {step_of(reason) for reason in dropped}
-        for name in (step for step in (*STEPS, UNKNOWN_STEP) if step not in optional):
+        for name in STEPS:
             here = {reason: count for reason, count in dropped.items() if step_of(reason) == name}
+            if name == "filtering" and not here:
+                continue
             records.append(
                 StepRecord(name=name, documents_in=left, dropped=here, documents_out=left - sum(here.values()))
             )

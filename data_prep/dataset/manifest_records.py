@@ -20,7 +20,7 @@ from pydantic import (
 
 from data_prep.base.errors import UserError
 from data_prep.base.validation import FileName, Sha256, first_problem
-from data_prep.documents.rejects import READING_REASONS, is_format_reason
+from data_prep.documents.rejects import READING_REASONS
 from data_prep.filters.protocol import is_filter_reason
 from data_prep.storage import storage
 from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, OWN_SPECIAL_TOKENS, SpecialTokens
@@ -38,21 +38,20 @@ STEPS: dict[str, tuple[str, ...]] = {
     "deduplication": ("duplicate", "near duplicate", "in the data set already", "removed earlier"),
     "removal": ("removed",),
 }
-"""The steps that may leave a document out, in their order, each with its reasons; the last is the command `remove`.
+"""The steps that may leave a document out, in their order, each with its reasons in the order of reports.
 
-Reading and filtering also have the reasons of formats and filters, which users name: `step_of` knows them.
+The last step is the command `remove`.
 """
-UNKNOWN_STEP = "unknown"
-"""The step of reasons that no step has, in manifests that another release or a hand wrote."""
 
 
 def step_of(reason: str) -> str:
-    """Return the step that drops documents for this reason."""
+    """Return the step that drops documents for this reason.
+
+    A filter's reason names the filter. Every reason that no later step has is one of reading: formats have their own.
+    """
     if is_filter_reason(reason):
         return "filtering"
-    if is_format_reason(reason):
-        return "reading"
-    return next((step for step, reasons in STEPS.items() if reason in reasons), UNKNOWN_STEP)
+    return next((step for step, reasons in STEPS.items() if reason in reasons), "reading")
 
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -79,11 +78,7 @@ def record_of(name: str, data: bytes) -> FileRecord:
 
 
 def read_file(folder: str, file: FileRecord, fix: str = REBUILD) -> bytes:
-    """Return the content of a file of the data set in `folder`; `fix` is that of the errors.
-
-    Raises:
-        UserError: the file is missing, or its sha256 is not the one that the manifest names.
-    """
+    """Return the content of a file of the data set in `folder`; `fix` is that of the errors."""
     url = storage.join(folder, file.name)
     if not storage.exists(url):
         raise UserError(f"{storage.redact(url)} is missing", fix=fix, code="missing-data-file")
@@ -165,16 +160,11 @@ class InputsFile(FileRecord):
     inputs: Count = Field(description="number of its lines")
 
 
-def inputs_name(version: int) -> str:
-    """Return the name of the file with the inputs that made a version."""
-    return f"inputs-{version:06d}.jsonl"
-
-
 def inputs_file(inputs: Iterable[InputRecord], version: int) -> tuple[InputsFile, bytes]:
     """Return the content of the file with the inputs that made a version, and its record."""
     lines = [json.dumps(each.model_dump(), ensure_ascii=False, sort_keys=True) for each in inputs]
     data = "".join(f"{line}\n" for line in lines).encode()
-    return InputsFile(**record_of(inputs_name(version), data).model_dump(), inputs=len(lines)), data
+    return InputsFile(**record_of(f"inputs-{version:06d}.jsonl", data).model_dump(), inputs=len(lines)), data
 
 
 def read_inputs(folder: str, inputs: Iterable[InputRecord | InputsFile]) -> Iterator[InputRecord]:

@@ -89,9 +89,6 @@ def rewrite_provenance(
 
     A row is removed if its `kept_as` or `document_id` is in `gone` (n,) uint64, or its source is `source`. Returns
     None, and writes nothing, if no row is left.
-
-    Raises:
-        UserError: as `read_provenance`.
     """
     import pyarrow as pa
 
@@ -185,11 +182,7 @@ class ShardProvenance:
         self._folder, self._file = folder, file
 
     def rows(self, document_id: int) -> list[ProvenanceRow]:
-        """Return the rows of a document and of its exact copies, in the order of the sidecar.
-
-        Raises:
-            UserError: the sidecar is missing or damaged.
-        """
+        """Return the rows of a document and of its exact copies, in the order of the sidecar."""
         if self._file is None:
             return []
         table, ids = self._sorted
@@ -198,11 +191,7 @@ class ShardProvenance:
         return [ProvenanceRow(**row) for row in table.slice(start, stop - start).to_pylist()]
 
     def row(self, document_id: int, source: str) -> ProvenanceRow | None:
-        """Return the row of the document of this source; None if there is none.
-
-        Raises:
-            UserError: the sidecar is missing or damaged.
-        """
+        """Return the row of the document of this source; None if there is none."""
         return next((row for row in self.rows(document_id) if row.source == source), None)
 
     @cached_property

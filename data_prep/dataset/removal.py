@@ -14,7 +14,6 @@ import numpy as np
 import safetensors.numpy
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.addition import REMOVED_IDS, removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, split_record, token_counts_file
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.manifest_records import FileRecord, RemovalRecord, ShardRecord, SourceRecord, record_of
@@ -22,9 +21,11 @@ from data_prep.dataset.provenance_sidecar import read_provenance, rows_to_remove
 from data_prep.dataset.removal_request import Found, RemovalRequest, find_documents
 from data_prep.dataset.removed_names import (
     NOT_PRESENT,
+    REMOVED_IDS,
     RemovedNames,
     files_of_removed_names,
     hash_names,
+    removed_ids,
     removed_names,
 )
 from data_prep.dataset.shard_rewrite import RewriteResult, RewriteTask, read_result, result_url, rewrite_shard
@@ -53,10 +54,6 @@ def remove_documents(
 
     Args:
         fresh: discard another unfinished removal.
-
-    Raises:
-        UserError: the source or a document is unknown, a split would become empty, a shard is damaged, or the folder
-            is locked or holds other unfinished work.
     """
     read_manifest(folder)  # before the lock, which would create a folder with a misspelled name
     with storage.hold_lock(folder) as lock:
@@ -84,11 +81,7 @@ def remove_documents(
 
 
 def check_something_is_left(folder: str, manifest: Manifest, found: Sequence[Found]) -> None:
-    """Refuse to empty a split.
-
-    Raises:
-        UsageError: the removal would take all of its documents.
-    """
+    """Refuse to empty a split."""
     for split in ("train", "valid"):
         documents = manifest.split(split).documents
         gone = sum(len(part.numbers) for part in found if part.shard.name.startswith(split))
@@ -101,7 +94,7 @@ def check_something_is_left(folder: str, manifest: Manifest, found: Sequence[Fou
 
 
 class Remembered(NamedTuple):
-    """What a removal adds to that which additions leave out.
+    """What a removal adds to the values that additions leave out.
 
     Attributes:
         ids: (n,) uint64 document ids, ascending and unique.
@@ -115,11 +108,7 @@ class Remembered(NamedTuple):
 
 
 def remembered(folder: str, parent: Manifest, request: RemovalRequest) -> Remembered:
-    """Return what additions leave out because of this request alone, with its `answered` documents.
-
-    Raises:
-        UserError: a file of an earlier removal is missing or damaged.
-    """
+    """Return what additions leave out because of this request alone, with its `answered` documents."""
     nothing = np.empty(0, np.uint64)
     ids = nothing if request.excluded_ids is None else np.setdiff1d(request.excluded_ids, removed_ids(folder, parent))
     names = (request.names or hash_names()).without(removed_names(folder, files_of_removed_names(parent)))
@@ -130,11 +119,7 @@ def remembered(folder: str, parent: Manifest, request: RemovalRequest) -> Rememb
 def find_sidecars(
     folder: str, manifest: Manifest, gone_ids: np.ndarray, source: str | None, executor: Executor | int
 ) -> frozenset[str]:
-    """Return the names of the provenance sidecars with rows to remove.
-
-    Raises:
-        UserError: a sidecar is missing or damaged.
-    """
+    """Return the names of the provenance sidecars with rows to remove."""
     tasks = [_SidecarTask(folder, file, gone_ids, source) for file in manifest.provenance_files]
     return frozenset(task.file.name for task, has_rows in run_units(_has_rows_to_remove, tasks, executor) if has_rows)
 
@@ -301,11 +286,7 @@ def _finish(
 
 
 def _check_written(folder: str, results: Sequence[RewriteResult]) -> None:
-    """Check that the files of earlier starts still exist; another command may have discarded this removal.
-
-    Raises:
-        UserError: one is gone.
-    """
+    """Check that the files of earlier starts still exist; another command may have discarded this removal."""
     for result in results:
         shard = result.shard
         files = [result.detached] if shard is None else [shard, shard.index, shard.provenance]

@@ -14,7 +14,6 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.progress import Progress
 from data_prep.base.terminal import counted
 from data_prep.base.urls import path_parts
-from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord, read_inputs
 from data_prep.dataset.provenance_sidecar import find_rows, read_provenance
@@ -24,9 +23,10 @@ from data_prep.dataset.removed_names import (
     hash_names,
     name_hash,
     not_present,
+    removed_ids,
     removed_names,
 )
-from data_prep.dataset.shard_index import read_index
+from data_prep.dataset.shards import read_index
 from data_prep.executors.executors import Executor, run_units
 from data_prep.storage import storage
 
@@ -169,9 +169,6 @@ def find_listed(
     """Find the documents whose provenance has one of these ids or URLs, dropped copies included.
 
     The name of an input file finds all documents that it names. Reads every sidecar once, and no shard.
-
-    Raises:
-        UserError: the data set has no sidecars, or one is damaged.
     """
     if not manifest.provenance_files:
         setting = f"documents.{column}_field"
@@ -219,11 +216,7 @@ def find_listed(
 def find_documents(
     folder: str, manifest: Manifest, request: RemovalRequest, executor: Executor | int = 1
 ) -> list[Found] | None:
-    """Return the documents of the request by shard, in the order of the manifest; None if nothing of it is new.
-
-    Raises:
-        UserError: the source is unknown (the message lists them), or an index is damaged.
-    """
+    """Return the documents of the request by shard, in the order of the manifest; None if nothing of it is new."""
     if request.source is not None:
         number = source_number(folder, manifest, request.source)
         is_gone = request.source in manifest.removed_sources
@@ -243,11 +236,7 @@ def find_documents(
 def find_document_ids(
     folder: str, manifest: Manifest, ids: np.ndarray, executor: Executor | int = 1
 ) -> ListedDocuments:
-    """Find the documents of these document ids, (n,) uint64 ascending and unique.
-
-    Raises:
-        UserError: an index is damaged.
-    """
+    """Find the documents of these document ids, (n,) uint64 ascending and unique."""
     removed = np.setdiff1d(removed_ids(folder, manifest), not_present(folder, manifest, "document id"))
     left = np.setdiff1d(ids, removed, assume_unique=True)
     found = ids_of(_search(folder, manifest, None, left, executor) if len(left) else [])
@@ -278,11 +267,7 @@ def _search_sidecars(task: _SearchTask) -> tuple[np.ndarray, np.ndarray, set[tup
 
 
 def source_number(folder: str, manifest: Manifest, name: str) -> int:
-    """Return the number of a source in the manifest.
-
-    Raises:
-        UsageError: there is none of this name; the message lists those with documents.
-    """
+    """Return the number of a source in the manifest."""
     names = [source.name for source in manifest.sources]
     if name not in names:
         known = ", ".join(repr(source.name) for source in manifest.sources if source.documents)

@@ -8,13 +8,13 @@ documents of an addition did not pass, and the lists that had grown.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.counts import read_tensors
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import FileRecord, record_of
@@ -28,17 +28,12 @@ Lists = Sequence[Mapping[str, np.ndarray]]
 """For each filter of a preparation, its lists by name: hashes of the entries, (n,) uint64, ascending and unique."""
 
 
-def filter_lists_name(version: int) -> str:
-    """Return the name of the file with the lists of the filters of a version."""
-    return f"filter-lists-{version:06d}.safetensors"
-
-
 def write_filter_lists(folder: str, lists: Lists, version: int) -> FileRecord | None:
     """Write the lists of the filters of a version; nothing if no filter has one."""
     tensors = {f"{number}/{name}": found for number, each in enumerate(lists) for name, found in each.items()}
     if not tensors:
         return None
-    name, data = filter_lists_name(version), safetensors.numpy.save(tensors)
+    name, data = f"filter-lists-{version:06d}.safetensors", safetensors.numpy.save(tensors)
     storage.write_bytes(storage.join(folder, name), data)
     return record_of(name, data)
 
@@ -73,6 +68,25 @@ def filter_list_files(manifest: Manifest) -> list[FileRecord]:
 def _record(config: Mapping[str, Any]) -> FileRecord | None:
     values = config.get(SAFEGUARDS, {}).get("lists")
     return None if values is None else FileRecord.model_validate(values)
+
+
+def config_of_source(manifest: Manifest, name: str) -> dict[str, Any] | None:
+    """Return the settings of the preparation that added a source; None if there is none."""
+    for config in manifest.preparations:
+        if name in {source["name"] for source in config.get("sources", [])}:
+            return config
+    return None
+
+
+def check_source_names(parent: Manifest, names: Collection[str]) -> None:
+    """Refuse sources whose names the data set has or had."""
+    for name in sorted(set(names) & {source.name for source in parent.sources}):
+        state = "was removed from the data set" if name in parent.removed_sources else "is in the data set already"
+        raise UsageError(
+            f"a source with the name {name!r} {state}",
+            fix="give the added source another name",
+            code="source-name-taken",
+        )
 
 
 def config_differences(theirs: Any, mine: Any, where: str) -> list[str]:

@@ -12,7 +12,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.progress import Progress
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.manifest_records import REBUILD, ShardRecord, SourceRecord
-from data_prep.dataset.shard_index import read_index, starts_of
+from data_prep.dataset.shards import read_index, starts_of
 from data_prep.storage import storage
 
 
@@ -41,11 +41,7 @@ class ShardDocuments:
     """The documents of one shard: its index is in memory, tokens are read document by document."""
 
     def __init__(self, folder: str, manifest: Manifest, split: Literal["train", "valid"], shard: ShardRecord) -> None:
-        """Read the index.
-
-        Raises:
-            UserError: the index is missing, damaged, or names sources that the manifest does not.
-        """
+        """Read the index."""
         self._url = storage.join(folder, shard.name)
         self._split, self._shard, self._sources = split, shard, manifest.sources
         self._dtype = np.dtype(manifest.tokenizer.token_dtype)
@@ -86,11 +82,7 @@ class ShardDocuments:
         )
 
     def sentences(self, number: int) -> list[np.ndarray]:
-        """Return the token ids of each sentence of document `number`.
-
-        Raises:
-            UserError: the shard is missing, truncated, or holds ids outside the vocabulary.
-        """
+        """Return the token ids of each sentence of document `number`."""
         record = self._record(number)
         token_bytes = self._dtype.itemsize
         tokens_before = int(self._starts[number] - self._starts[self._first_documents[record]])
@@ -134,9 +126,6 @@ def find_document(folder: str, document_id: int, manifest: Manifest | None = Non
 
     Args:
         manifest: of the version to search; by default the current one.
-
-    Raises:
-        UserError: no shard holds it, or an index is missing or damaged.
     """
     manifest = read_manifest(folder) if manifest is None else manifest
     shards = list(all_shards(manifest))

@@ -15,8 +15,7 @@ from data_prep.dataset.counts import SOURCE_COLUMNS, RecordCounts, piece_text
 from data_prep.dataset.manifest import TOKENIZER_FOLDER
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord, TokenizerRecord
 from data_prep.dataset.provenance_sidecar import rewrite_provenance
-from data_prep.dataset.shard_index import starts_of
-from data_prep.dataset.shards import Record, read_records, write_shard
+from data_prep.dataset.shards import Record, read_records, starts_of, write_shard
 from data_prep.dataset.versions import REMOVAL_WORK
 from data_prep.storage import storage
 from data_prep.storage.work_files import read_state, write_state
@@ -87,11 +86,7 @@ def read_result(task: RewriteTask) -> RewriteResult:
 
 
 def rewrite_shard(task: RewriteTask) -> None:
-    """Write the shard and its sidecar without the documents to leave out, then the result.
-
-    Raises:
-        UserError: the shard, the sidecar or the data set's tokenizer is damaged.
-    """
+    """Write the shard and its sidecar without the documents to leave out, then the result."""
     text = piece_text(storage.join(task.folder, TOKENIZER_FOLDER), task.tokenizer.fingerprint)
     counts = RecordCounts(task.tokenizer.vocab_size, task.num_sources, text)
     shard = task.shard

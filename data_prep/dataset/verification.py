@@ -10,7 +10,6 @@ from data_prep.base.errors import UserError
 from data_prep.base.packages import own_version
 from data_prep.base.progress import Progress
 from data_prep.base.terminal import counted, printable
-from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, unigram_entropy_nats
 from data_prep.dataset.data_card import card_problem
 from data_prep.dataset.file_checks import CheckTask, Findings, SidecarTask, check_shard, check_sidecar
@@ -22,7 +21,8 @@ from data_prep.dataset.manifest import (
     older_version_name,
     read_manifest,
 )
-from data_prep.dataset.manifest_records import REBUILD, UNKNOWN_STEP, read_inputs, step_of
+from data_prep.dataset.manifest_records import REBUILD, read_inputs
+from data_prep.dataset.removed_names import removed_ids
 from data_prep.dataset.safeguards import read_filter_lists
 from data_prep.dataset.versions import OLD_REPAIR_WORK, select_version, stray_files, unfinished_work
 from data_prep.executors.executors import Executor, run_units
@@ -38,9 +38,6 @@ def verify_shards(folder: str, executor: Executor | int = 1, version: str | None
 
     Args:
         version: number or digest of the version to check; by default the current one.
-
-    Raises:
-        UserError: the manifest is missing or damaged, or there is no such version.
     """
     versions = list_versions(folder)
     manifest = versions[-1] if version is None else select_version(folder, version)
@@ -245,9 +242,6 @@ def _list_problems(folder: str, manifest: Manifest) -> Iterator[str]:
 
 def _arithmetic_problems(manifest: Manifest) -> Iterator[str]:
     """Yield contradictions within the manifest."""
-    for source in () if _has_own_formats(manifest) else manifest.sources:
-        for reason in sorted(reason for reason in source.dropped if step_of(reason) == UNKNOWN_STEP):
-            yield f"the manifest drops documents of source {source.name!r} for an unknown reason: {reason!r}"
     given_out, held = manifest.steps[-1].documents_out, manifest.train.documents + manifest.valid.documents
     if not manifest.has_sentences and manifest.train.sentences + manifest.valid.sentences != held:
         yield "documents.sentences=none in the manifest, and its documents have several sentences"
@@ -259,12 +253,6 @@ def _arithmetic_problems(manifest: Manifest) -> Iterator[str]:
             f"the sources of the manifest count {manifest.dropped.get('removed', 0)} removed documents, and its "
             f"removals count {removed}"
         )
-
-
-def _has_own_formats(manifest: Manifest) -> bool:
-    """Whether formats of the user's own read inputs; in sets of earlier releases their reasons have no step."""
-    made_with = [manifest.config, *manifest.config.get("additions", [])]
-    return any(settings.get("documents", {}).get("formats") for settings in made_with)
 
 
 def _removal_problems(

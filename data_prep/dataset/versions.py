@@ -48,9 +48,6 @@ def publish(folder: str, manifest: Manifest) -> None:
 
     After a kill at any point, the folder is the previous or the new version, and the same call completes it. The caller
     holds the folder's lock and has written all files that the manifest names.
-
-    Raises:
-        UserError: the current version is not the one that the manifest was made from.
     """
     if storage.exists(storage.join(folder, MANIFEST_NAME)):
         current = read_manifest(folder)
@@ -69,11 +66,7 @@ def publish(folder: str, manifest: Manifest) -> None:
 
 
 def select_version(folder: str, version: str) -> Manifest:
-    """Return the version with this number, digest or prefix of a digest.
-
-    Raises:
-        UsageError: there is none; the message lists the versions.
-    """
+    """Return the version with this number, digest or prefix of a digest."""
     versions = list_versions(folder)
     for manifest in versions:
         is_digest = len(version) >= _MIN_DIGEST_DIGITS and manifest.digest.startswith(version.lower())
@@ -88,11 +81,7 @@ def select_version(folder: str, version: str) -> Manifest:
 
 
 def next_version(parent: Manifest) -> int:
-    """Return the number of the version made from `parent`.
-
-    Raises:
-        UserError: there are as many versions as numbers.
-    """
+    """Return the number of the version made from `parent`."""
     if parent.version == MAX_VERSION:
         raise UserError(
             f"the data set is at version {parent.version:,}, the highest possible number",
@@ -154,9 +143,6 @@ def delete_older_versions(folder: str) -> list[str]:
 
     An interrupted repair of an earlier release goes too, because it may hold text that was removed. The caller holds
     the folder's lock. After a kill, the same call deletes the rest.
-
-    Raises:
-        UserError: unfinished work has files here too.
     """
     refuse_unfinished(folder, (PREPARATION_WORK, REMOVAL_WORK))
     names = files_of_older_versions(folder)
@@ -173,11 +159,7 @@ def unfinished_work(folder: str) -> list[str]:
 
 
 def refuse_unfinished(folder: str, work_folders: Collection[str]) -> None:
-    """Refuse if one of these work folders exists.
-
-    Raises:
-        UserError: states the unfinished command.
-    """
+    """Refuse if one of these work folders exists."""
     for name in storage.list_names(folder):
         if name in work_folders:
             raise UserError(

@@ -178,9 +178,6 @@ def find_near_duplicates(
     all others and are never in the result.
 
     The result depends only on signatures and settings: not on the number of processes, nor on kills.
-
-    Raises:
-        UserError: a file of signatures or pairs is damaged.
     """
     urls, num_parent_files = _few_files(signature_urls, num_parent_files, settings, work_folder, run)
     with SignatureFiles(urls, settings) as files:

@@ -8,9 +8,9 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from braceexpand import braceexpand
 
@@ -18,15 +18,16 @@ from data_prep.base.errors import UsageError
 from data_prep.base.logs import logger
 from data_prep.base.urls import path_parts
 from data_prep.base.validation import check_encodable
-from data_prep.config.preparation_config import PreparationConfig, Source
-from data_prep.documents.formats.format_registry import format_named, format_of, is_supported, use_formats
-from data_prep.documents.input_units import InputUnit, split_into_units
+from data_prep.config.preparation_config import DocumentSettings, PreparationConfig, Source
+from data_prep.documents.formats.format_registry import FileFormat, Formats
+from data_prep.documents.formats.input_format import Cut
 from data_prep.storage import storage
 from data_prep.text.sentences import check_language
 
 _MOST_NAMES, _MOST_BRACES = 100_000, 100  # of a brace pattern
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}")
 _SHOWN_LINKS = 5
+_INSTALLED = Formats()
 
 
 @dataclass(frozen=True)
@@ -38,67 +39,101 @@ class InputFile:
     bytes: int
     stamp: str
     """see `storage.stamp`"""
+    format: FileFormat
     name: str = ""
     """relative to its pattern, see `relative_name`"""
-    format: str | None = None
-    """that its source names, where the file is read otherwise than by its ending"""
 
 
-def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
+@dataclass(frozen=True)
+class InputUnit:
+    """Work unit of the inputs: a whole file or a part of one.
+
+    Attributes:
+        start: first byte of a part, which holds the lines or blocks that begin in it; in a format with row groups, the
+            number of the first one. Bytes of a compressed file count its content.
+        stop: where the next part begins.
+        whole: whether the unit is the whole file.
+        bytes: the unit's share of the file's size, for progress.
+        name: of the file, relative to the pattern that matched it; empty if it is no input of a preparation.
+        stamp: of the file when the work was planned; empty if it does not matter.
+    """
+
+    url: str
+    start: int
+    stop: int
+    whole: bool
+    source: int
+    format: FileFormat
+    bytes: int = 0
+    name: str = ""
+    stamp: str = ""
+
+    def is_named_by_file(self, settings: DocumentSettings) -> bool:
+        """Return whether documents that have neither id nor URL are named by their file.
+
+        Those of text files are. Those of other formats are where a field for ids or URLs is configured, so that every
+        document of such a preparation has a name; without one their origin is not kept.
+        """
+        return bool(settings.id_field or settings.url_field) or not self.format.has_fields
+
+
+def find_inputs(config: PreparationConfig, formats: Formats | None = None) -> tuple[InputFile, ...]:
     """Find the input files of all sources, by source and then by name.
 
-    Raises:
-        UsageError: an input is missing, listed twice, a folder, of an unsupported type, or its name is not UTF-8; or a
-            setting of a source is not UTF-8, or a language or format is unknown.
+    Args:
+        formats: of work that has begun; by default those of the configuration, made of the code of now.
     """
-    settings_of = [config.documents_of(source) for source in config.sources]
-    own = {each.format: each.format for each in settings_of if each.format and ":" in each.format}
-    use_formats({**config.documents.formats, **own}, begins=True)
-    found: list[tuple[int, str, str, str | None]] = []
-    for number, (source, settings) in enumerate(zip(config.sources, settings_of, strict=True)):
+    formats, found = formats or Formats.of(config), list[tuple[int, str, str, FileFormat]]()
+    for number, source in enumerate(config.sources):
+        settings = config.documents_of(source)
         check_language(settings.language)
         for field, value in source:
             if isinstance(value, str):
                 check_encodable(value, f"a source's {field}")
-        if settings.format is not None:
-            format_named(settings.format)
-        patterns = ((pattern, expand(pattern, settings.format is not None)) for pattern in source.input)
+        patterns = ((pattern, expand(pattern, formats, settings.format is not None)) for pattern in source.input)
         named = [(url, relative_name(pattern, url)) for pattern, urls in patterns for url in urls]
         for url, _ in named:
             check_encodable(url, "input")
-        found.extend((number, url, name, _format_beyond_ending(url, settings.format)) for url, name in sorted(named))
+        found.extend((number, url, name, formats.of_file(url, settings.format)) for url, name in sorted(named))
     _check_named_once([(number, url) for number, url, *_ in found], config.sources)
     return tuple(storage.map_at_once(lambda file: _described(*file), found))
 
 
-def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[InputUnit, ...]:
+def find_units(
+    files: Sequence[InputFile], config: PreparationConfig, formats: Formats | None = None
+) -> tuple[InputUnit, ...]:
     """Divide all files into units, in their order; read the footers of Parquet files.
 
-    Raises:
-        UserError: a footer cannot be fetched.
+    Args:
+        formats: by default those of the configuration.
     """
+    formats = formats or Formats.of(config)
 
     def units(file: InputFile) -> list[InputUnit]:
-        unit_bytes, txt_documents = config.shards.unit_bytes, config.documents.txt_documents
-        parts = split_into_units(file.url, file.bytes, unit_bytes, file.source, txt_documents, file.format)
-        return [replace(part, name=file.name, stamp=file.stamp) for part in parts]
+        return split_into_units(file, formats, config.shards.unit_bytes, config.documents.txt_documents)
 
     return tuple(unit for file_units in storage.map_at_once(units, files) for unit in file_units)
 
 
-def _format_beyond_ending(url: str, named: str | None) -> str | None:
-    """Return the named format, or None where the file is read by its ending as it is by the format.
+def split_into_units(
+    file: InputFile, formats: Formats, unit_bytes: int, txt_documents: Literal["file", "blank_lines"]
+) -> list[InputUnit]:
+    """Return the units of a file: parts of about `unit_bytes` of plain text if it can be split."""
+    item, is_whole = formats[file.format.ending], not file.format.can_be_split
+    if not is_whole and (item.needs_seeking or file.bytes > unit_bytes):
+        is_whole = not storage.gives_ranges(file.url)
+    cuts = [Cut(0, file.bytes, file.bytes)]
+    if not is_whole:
+        cuts = item.cuts(file.url, file.bytes, unit_bytes, txt_documents)
+    return [
+        InputUnit(
+            file.url, cut.start, cut.stop, len(cuts) == 1, file.source, file.format, cut.bytes, file.name, file.stamp
+        )
+        for cut in cuts
+    ]
 
-    Raises:
-        UsageError: no format is named, and the file is of an unsupported type.
-    """
-    if named is not None and not is_supported(url):
-        return named
-    (item, _, compression), (other, _, other_compression) = format_of(url), format_of(url, named)
-    return None if item is other and compression == other_compression else named
 
-
-def expand(pattern: str, is_format_named: bool = False) -> list[str]:
+def expand(pattern: str, formats: Formats = _INSTALLED, is_format_named: bool = False) -> list[str]:
     """Return the files that match a path, URL or pattern, sorted; every name of a brace pattern must match.
 
     A folder that `datasets.Dataset.save_to_disk` wrote stands for its Arrow files. Where a format is named, any other
@@ -106,14 +141,11 @@ def expand(pattern: str, is_format_named: bool = False) -> list[str]:
 
     Patterns are globs (`*`, `?`, `[...]`, `**` for folders in folders), and braces as in a shell: `{a,b}`, and
     `{000..011}` with as many digits as are written. A file whose name looks like a pattern is found by its name.
-
-    Raises:
-        UsageError: nothing matches, or a folder does.
     """
     files: set[str] = set()
     for name in _without_braces(pattern):
         in_folder = is_format_named and storage.is_folder(name)
-        matches = _saved_dataset(name) or storage.matches(storage.join(name, "**") if in_folder else name)
+        matches = _saved_dataset(name, formats) or storage.matches(storage.join(name, "**") if in_folder else name)
         if not matches:
             of_what = f" (of {storage.redact(pattern)})" if name != pattern else ""
             raise UsageError(
@@ -138,21 +170,17 @@ def relative_name(pattern: str, url: str) -> str:
     return "/".join(parts[min(len(list(plain)), len(parts) - 1) :])
 
 
-def _saved_dataset(folder: str) -> list[str]:
-    """Return the Arrow files of a folder that `datasets` saved; nothing for any other folder.
-
-    Raises:
-        UsageError: the folder holds several splits, or a table of indices that orders the rows.
-    """
+def _saved_dataset(folder: str, formats: Formats) -> list[str]:
+    """Return the Arrow files of a folder that `datasets` saved; nothing for any other folder."""
     is_remote = storage.is_remote(folder)
     if folder.startswith(("http://", "https://")) or (is_remote and any(character in folder for character in "*?[")):
         return []
     if not is_remote and not os.path.isdir(storage.local_path(folder)):
         return []
     name = storage.redact(folder)
-    if is_supported(folder):
+    if formats.supports(folder):
         return []  # a store is not asked for every file
-    splits = _json_of(storage.join(folder, "dataset_dict.json")).get("splits")
+    splits = list(_json_of(storage.join(folder, "dataset_dict.json")).get("splits") or ())
     if splits:
         raise UsageError(
             f"input {name} holds {len(splits)} splits of a data set: {', '.join(map(str, splits))}",
@@ -166,7 +194,14 @@ def _saved_dataset(folder: str) -> list[str]:
             fix="save it again with flatten_indices().save_to_disk(...)",
             code="dataset-with-indices",
         )
-    return [storage.join(folder, item["filename"]) for item in state.get("_data_files", [])]
+    try:
+        return [storage.join(folder, str(item["filename"])) for item in state.get("_data_files", [])]
+    except (TypeError, KeyError):
+        raise UsageError(
+            f"{name.rstrip('/')}/state.json does not name the files of a data set",
+            fix="save the data set again",
+            code="damaged-dataset",
+        ) from None
 
 
 def _json_of(url: str) -> dict[str, Any]:
@@ -269,5 +304,5 @@ def _hard_link(url: str) -> tuple[int, int] | None:
     return (status.st_dev, status.st_ino) if status.st_nlink > 1 else None
 
 
-def _described(source: int, url: str, name: str, named_format: str | None) -> InputFile:
-    return InputFile(url, source, *storage.size_and_stamp(url), name, named_format)
+def _described(source: int, url: str, name: str, file_format: FileFormat) -> InputFile:
+    return InputFile(url, source, *storage.size_and_stamp(url), file_format, name)

@@ -38,13 +38,8 @@ _FORMAT_PREFIX = "format "
 _MOST_REASONS, _MOST_REASON_CHARACTERS = 1_000, 100  # of a format in one unit
 
 
-def is_format_reason(reason: str) -> bool:
-    """Return whether a reason of the manifest is one that a user's format has of its own."""
-    return reason.startswith(_FORMAT_PREFIX)
-
-
 class BadInput(UserError):
-    """Input that cannot be read.
+    """This file, or this document where the policy is `error`, cannot be read.
 
     Args:
         reason: name under which the policy `skip` counts the input; the error code is the same in kebab case.
@@ -60,13 +55,18 @@ class BadInput(UserError):
 
 
 class Fault(Exception):
-    """Reason why input is not a document: `what` is wrong, the `reason` to count it under, the `remedy`."""
+    """This document cannot be used: `what` is wrong, the `reason` to count it under, the `remedy`.
 
-    def __init__(self, what: str, reason: str, remedy: str = "fix it") -> None:
+    Args:
+        position: of the first wrong byte, where the document's bytes are no text.
+    """
+
+    def __init__(self, what: str, reason: str, remedy: str = "fix it", position: int = 0) -> None:
         super().__init__(what)
         self.what = what
         self.reason = reason
         self.remedy = remedy
+        self.position = position
 
 
 def returns_alone() -> Fault:
@@ -98,9 +98,11 @@ class Rejects:
         dropped: number of documents left out, by reason.
     """
 
-    def __init__(self, url: str, settings: DocumentSettings, is_part: bool, begins_file: bool) -> None:
+    def __init__(
+        self, url: str, settings: DocumentSettings, is_part: bool, begins_file: bool, own_format: str = ""
+    ) -> None:
         self.where = storage.redact(url)
-        self.own_format = ""
+        self.own_format = own_format
         self.dropped: Counter[str] = Counter()
         self._url = url
         self._settings = settings
@@ -166,7 +168,6 @@ class Rejects:
 
         Raises:
             BadInput: the policy is `error`.
-            UserError: as `named`.
         """
         reason, found = self.named(fault.reason), f"{place} {fault.what}".lstrip()
         if self._settings.on_bad_input == "error":

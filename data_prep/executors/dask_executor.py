@@ -38,12 +38,7 @@ _one_at_a_time = threading.Lock()  # the tokenizer of a process is not thread-sa
 
 
 def open_dask_executor(options: ExecutorOptions) -> DaskExecutor:
-    """Connect to the scheduler that the options name.
-
-    Raises:
-        UsageError: the options name none, or no address.
-        UserError: no scheduler answers, or no worker joins it.
-    """
+    """Connect to the scheduler that the options name."""
     if options.scheduler is None:
         raise UsageError(
             "executor=dask needs the address of a scheduler",
@@ -57,12 +52,7 @@ class DaskExecutor:
     """Runs units on the workers of a scheduler such as tcp://10.0.0.1:8786."""
 
     def __init__(self, scheduler: str) -> None:
-        """Connect to the scheduler and wait for its first worker.
-
-        Raises:
-            UsageError: the address is malformed.
-            UserError: no scheduler answers, or no worker joins it.
-        """
+        """Connect to the scheduler and wait for its first worker."""
         self._scheduler = storage.redact(scheduler)
         try:
             self._client = distributed.Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)

@@ -15,11 +15,11 @@ from typing import Any, cast
 from data_prep.base.errors import Stopped, UserError, failure
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.documents.document import Document, is_json, numbered, wrong_values
-from data_prep.documents.documents import DocumentReader
-from data_prep.documents.formats.format_registry import check_formats
-from data_prep.documents.input_units import InputUnit, file_format, is_named_by_file, is_one_document
-from data_prep.documents.rejects import BadInput
-from data_prep.filters.protocol import UNUSABLE, UnusableDocument, filter_reason
+from data_prep.documents.documents import DocumentReader, unit_sha256
+from data_prep.documents.formats.format_registry import Formats
+from data_prep.documents.input_files import InputUnit
+from data_prep.documents.rejects import BadInput, Fault
+from data_prep.filters.protocol import UNUSABLE, filter_reason
 from data_prep.filters.registry import Step, configured_filters, described_filters, fingerprint_of, planned_filters
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, has_too_many_marks
@@ -33,11 +33,7 @@ Identities = Mapping[int | None, Sequence[Mapping[str, Any]]]
 
 
 def filter_identities(config: PreparationConfig) -> Identities:
-    """Return the identities of all filters, which are made of the code and the files of now.
-
-    Raises:
-        UserError: as `configured_filters`; the message names a source that has its own filters.
-    """
+    """Return the identities of all filters, which are made of the code and the files of now."""
     found: dict[int | None, Sequence[Mapping[str, Any]]] = {None: described_filters(config.documents.filters)}
     checked = set[tuple[str | None, ...]]()
     for number, source in enumerate(config.sources):
@@ -65,19 +61,16 @@ class SourceReading:
     Attributes:
         settings: of its documents.
         fingerprints: of its filters when the work began; a process whose filters have others is refused.
-        formats: identities of the custom formats when the work began, by ending; others are refused too.
     """
 
     names: tuple[str, ...]
     settings: tuple[DocumentSettings, ...]
     fingerprints: tuple[str, ...]
-    formats: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    formats: Formats = field(default_factory=Formats)
     _chains: dict[int, FilterChain] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(
-        cls, config: PreparationConfig, identities: Identities, formats: Mapping[str, Mapping[str, str]]
-    ) -> SourceReading:
+    def of(cls, config: PreparationConfig, identities: Identities, formats: Formats) -> SourceReading:
         names = tuple(source.name for source in config.sources)
         fingerprints = {number: fingerprint_of(each) for number, each in identities.items()}
         of_source = tuple(fingerprints.get(number, fingerprints[None]) for number in range(len(names)))
@@ -92,21 +85,21 @@ class SourceReading:
         if self.settings[source].sentences == "split":
             without.add("sentences")  # so that units of earlier releases are equal
         settings = self.settings[source].model_dump(mode="json", exclude=without)
-        values = [settings, self.fingerprints[source], {ending: dict(each) for ending, each in self.formats.items()}]
+        formats = {ending: dict(each) for ending, each in self.formats.identities.items()}
+        values = [settings, self.fingerprints[source], formats]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def reader(self, part: InputUnit) -> DocumentReader:
         """Return a reader of a part of the source's files, without filters."""
-        return DocumentReader(part, self.settings[part.source], self.names[part.source])
+        return DocumentReader(part, self.settings[part.source], self.formats, self.names[part.source])
+
+    def sha256(self, part: InputUnit) -> str:
+        """Return the `unit_sha256` of a part of the source's files."""
+        return unit_sha256(part, self.settings[part.source], self.formats)
 
     def filters(self, source: int) -> FilterChain:
-        """Return the filters of a source, which this process makes once.
-
-        Raises:
-            UserError: one cannot be made; or one, or a custom format, is another than when the work began.
-        """
+        """Return the filters of a source, which this process makes once."""
         if source not in self._chains:
-            check_formats(self.settings[source].formats, self.formats)
             settings, fingerprint = self.settings[source], self.fingerprints[source]
             self._chains[source] = FilterChain(settings, planned_filters(settings, fingerprint))
         return self._chains[source]
@@ -152,17 +145,18 @@ class FilterChain:
             BadInput: as `DocumentReader`; or a filter cannot judge a document, and the policy is `error`.
             UserError: a filter fails, or returns something else than it may.
         """
-        unit, settings = reader.unit, self._settings
+        unit, is_alone = reader.unit, reader.is_one_document
         take = on_drop or (lambda document, reason: None)
-        if not unit.name or not is_named_by_file(unit, settings):
+        if not unit.name or not unit.is_named_by_file(self._settings):
             yield from self._kept(reader, take, costs)
             return
-        is_alone = is_one_document(file_format(unit.url, unit.format)[0], settings)
 
         def identified(document: Document) -> Document:
-            if document.id is not None or document.url is not None or (reader.number is None and not is_alone):
+            if document.id is not None or document.url is not None or (reader.rejects.number is None and not is_alone):
                 return document
-            return replace(document, id=unit.name if is_alone else numbered(unit.name, cast(int, reader.number)))
+            return replace(
+                document, id=unit.name if is_alone else numbered(unit.name, cast(int, reader.rejects.number))
+            )
 
         for document in self._kept(reader, lambda document, reason: take(identified(document), reason), costs):
             yield identified(document)
@@ -183,11 +177,7 @@ class FilterChain:
     def judge(
         self, original: Document, reader: DocumentReader, costs: Sequence[StepCost] | None = None
     ) -> tuple[Document, str | None]:
-        """Return the document that the filters make of a document of the reader, and why they drop it, if they do.
-
-        Raises:
-            BadInput, UserError: as `apply`; the message has the position of the reader.
-        """
+        """Return the document that the filters make of a document of the reader, and why they drop it, if they do."""
         document, reason = original, None
         for number, step in enumerate(self._steps):
             started_at = time.perf_counter() if costs else 0.0
@@ -216,12 +206,12 @@ class FilterChain:
             outcome = step.apply(document)
         except UserError:
             raise
-        except UnusableDocument as error:
+        except Fault as fault:
             if self._settings.on_bad_input == "skip":
                 return UNUSABLE
             raise BadInput(
-                f"{_named(reader, document)}: filter {step.name!r}: {error}",
-                fix=f"{error.fix}, or skip such documents with documents.on_bad_input=skip",
+                f"{_named(reader, document)}: filter {step.name!r}: {fault}",
+                fix=f"{fault.remedy}, or skip such documents with documents.on_bad_input=skip",
             ) from None
         except (KeyboardInterrupt, Stopped):
             raise
@@ -258,7 +248,7 @@ def _wrong(
 
 def _named(reader: DocumentReader, document: Document | None) -> str:
     """Return the name of the document in messages: its file, line and id."""
-    where = f" {reader.place}" if document is not None and reader.place else ""
+    where = f" {reader.rejects.place}" if document is not None and reader.rejects.place else ""
     named = f" (document {document.id!r})" if document is not None and document.id is not None else ""
     return f"{storage.redact(reader.unit.url)}{where}{named}"
 

@@ -26,12 +26,7 @@ _LIBRARIES = ("datatrove", "spacy", "ftfy", "regex")
 
 
 def datatrove_filter(name: str, **parameters: Any) -> Callable[[Document], str | Document | None]:
-    """Return the filter or formatter of this name with its own parameters.
-
-    Raises:
-        UsageError: datatrove or a library of the filter is not installed, the name or a parameter is unknown, or the
-            result would not depend on the document alone.
-    """
+    """Return the filter or formatter of this name with its own parameters."""
     try:
         from datatrove.pipeline import filters, formatters
     except ImportError as error:

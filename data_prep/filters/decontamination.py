@@ -23,8 +23,8 @@ from data_prep.base.local_paths import expand_home
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_files import expand
-from data_prep.documents.input_units import InputUnit
+from data_prep.documents.formats.format_registry import Formats
+from data_prep.documents.input_files import InputUnit, expand
 from data_prep.filters.protocol import hashes_of
 from data_prep.storage import storage
 
@@ -47,9 +47,10 @@ class Decontamination:
     own, and are counted in the identity.
 
     Args:
-        sets: by name, files or patterns of any input format, or {files: ..., fields: [...]}; fields are `text` by
-            default. A file, or each of a list of files, is a set with the file's name. Sets are searched in this
-            order, and a document counts for the first.
+        sets: by name, files or patterns of any input format, or {files: ..., fields: [...], format: ...}; fields are
+            `text` by default. The format is named as in `sources[].format`, by default it follows from the names. A
+            file, or each of a list of files, is a set with the file's name. Sets are searched in this order, and a
+            document counts for the first.
         ngram: number of consecutive tokens.
         min_tokens: least tokens of an example that is shorter than an n-gram.
     """
@@ -81,12 +82,12 @@ class Decontamination:
     @staticmethod
     def files(sets: Any = None) -> list[str]:
         """Return the files of all sets that are well described."""
-        named = _named(sets)
-        lists: list[Any] = []
-        for each in named.values() if isinstance(named, Mapping) else ():
-            files = each.get("files") if isinstance(each, Mapping) else each
-            lists.append([files] if isinstance(files, str) else files)
-        return [url for each in lists if _are_texts(each) for pattern in each for url in expand(expand_home(pattern))]
+        named, found = _named(sets), list[str]()
+        for given in named.values() if isinstance(named, Mapping) else ():
+            each = given if isinstance(given, Mapping) else {"files": given}
+            files: Any = [each.get("files")] if isinstance(each.get("files"), str) else each.get("files")
+            found.extend(_urls(files, each.get("format")) if _are_texts(files) else ())
+        return found
 
     def identity(self) -> dict[str, Any]:
         """Return the content of the sets instead of their file names."""
@@ -204,27 +205,45 @@ def _texts(name: str, given: Any) -> Iterator[str]:
     files: Any = values.get("files")
     fields: Any = values.get("fields", ["text"])
     patterns, fields = ([item] if isinstance(item, str) else item for item in (files, fields))
-    if set(values) - {"files", "fields"} or not _are_texts(patterns) or not _are_texts(fields):
+    named: Any = values.get("format")
+    if (
+        set(values) - {"files", "fields", "format"}
+        or not _are_texts(patterns)
+        or not _are_texts(fields)
+        or not isinstance(named, str | None)
+    ):
         raise UsageError(
             f"the evaluation set {name!r} of filter 'decontamination' is {json.dumps(given, default=str)[:200]}",
-            fix="give files, or {files: [...], fields: [...]}",
+            fix="give files, or {files: [...], fields: [...], format: NAME}",
             code="filter-parameters",
         )
-    settings = DocumentSettings(text_field=fields[0], metadata_fields=tuple(fields[1:]))
-    for url in (url for pattern in patterns for url in expand(expand_home(pattern))):
+    settings, formats = DocumentSettings(text_field=fields[0], metadata_fields=tuple(fields[1:])), Formats()
+    for url in _urls(patterns, named):
         try:
-            for document in DocumentReader(InputUnit(url, 0, storage.size(url), True, 0), settings):
+            unit = InputUnit(url, 0, storage.size(url), True, 0, formats.of_file(url, named))
+            for document in DocumentReader(unit, settings, formats):
                 yield document.text
                 yield from (str(value) for value in document.metadata.values())
         except UserError as error:
-            if error.code != "missing-field":
+            if error.code not in _SET_FIXES:
                 raise
             # The settings of the corpus, which the error advises, do not reach an evaluation set.
+            what, setting = _SET_FIXES[error.code]
             raise UsageError(
                 f"the evaluation set {name!r} of filter 'decontamination': {error.problem}",
-                fix=f"name its fields: sets: {{{name}: {{files: {json.dumps(patterns)}, fields: [FIELD]}}}}",
-                code="missing-field",
+                fix=f"name its {what}: sets: {{{name}: {{files: {json.dumps(patterns)}, {setting}}}}}",
+                code=error.code,
             ) from None
+
+
+_SET_FIXES = {
+    "missing-field": ("fields", "fields: [FIELD]"),
+    "unsupported-file-type": ("format", "format: NAME"),
+}
+
+
+def _urls(patterns: Sequence[str], named: str | None) -> list[str]:
+    return [url for pattern in patterns for url in expand(expand_home(pattern), is_format_named=named is not None)]
 
 
 def _are_texts(items: Any) -> bool:

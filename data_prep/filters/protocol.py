@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import xxhash
 
+from data_prep.documents.rejects import Fault
+
 if TYPE_CHECKING:
     from data_prep.documents.document import Document
+
+UNUSABLE = "cannot be judged"
+"""The reason of a filter for documents that it cannot judge, under the policy `skip`."""
 
 
 class Filter(Protocol):
@@ -30,8 +35,8 @@ class Transform(Protocol):
     def __call__(self, document: Document, /) -> Document: ...
 
 
-class UnusableDocument(Exception):
-    """A filter cannot judge a document, such as one whose score is text.
+class UnusableDocument(Fault):
+    """A filter cannot judge this document, such as one whose score is text.
 
     Under `documents.on_bad_input=error` preparation stops and names the document; under `skip` it is dropped and
     counted.
@@ -41,8 +46,7 @@ class UnusableDocument(Exception):
     """
 
     def __init__(self, problem: str, *, fix: str = "correct it") -> None:
-        super().__init__(problem)
-        self.fix = fix
+        super().__init__(problem, UNUSABLE, fix)
 
 
 def hashes_of(entries: Iterable[str]) -> np.ndarray:
@@ -55,8 +59,6 @@ def hashes_of(entries: Iterable[str]) -> np.ndarray:
 
 
 _PREFIX = "filter "
-UNUSABLE = "cannot be judged"
-"""The reason of a filter for documents that it cannot judge, under the policy `skip`."""
 
 
 def filter_reason(name: str, reason: str) -> str:

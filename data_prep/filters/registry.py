@@ -38,9 +38,9 @@ FILTERS = Registry(
     unknown_code="unknown-filter",
     built_in={
         "decontamination": "data_prep.filters.decontamination:Decontamination",
-        "language": "data_prep.filters.language_filter:LanguageFilter",
-        "metadata": "data_prep.filters.metadata_filter:MetadataFilter",
-        "url_blocklist": "data_prep.filters.url_blocklist:UrlBlocklist",
+        "language": "data_prep.filters.built_in_filters:LanguageFilter",
+        "metadata": "data_prep.filters.built_in_filters:MetadataFilter",
+        "url_blocklist": "data_prep.filters.built_in_filters:UrlBlocklist",
     },
     entry_points="clozeworks.filters",
     placeholders=tuple(f"{adapter}:NAME" for adapter in ADAPTERS),
@@ -71,11 +71,7 @@ class Step:
 
 
 def filter_settings(item: str | Mapping[str, Any] | Callable[..., Any], /, **parameters: Any) -> FilterSettings:
-    """Return the entry of a list of filters for a name, a mapping as in YAML, or a function or class itself.
-
-    Raises:
-        UserError: the source of a function cannot be read, and it has no attribute `version`.
-    """
+    """Return the entry of a list of filters for a name, a mapping as in YAML, or a function or class itself."""
     if isinstance(item, FilterSettings):
         return item
     if isinstance(item, str | Mapping):
@@ -101,7 +97,8 @@ def filter_settings(item: str | Mapping[str, Any] | Callable[..., Any], /, **par
 
 
 _steps: dict[str, tuple[str, Step]] = {}
-"""By settings and function, what else a step was made from, code and files, and the step; the last used come last."""
+"""The steps that were made, by settings and function: the code and the files that each was made from, and the step. The
+last used one comes last."""
 
 
 def load_filters(entries: Sequence[FilterSettings], begins: bool = True) -> tuple[Step, ...]:
@@ -111,21 +108,12 @@ def load_filters(entries: Sequence[FilterSettings], begins: bool = True) -> tupl
 
     Args:
         begins: work begins, so a module whose file changed after it was imported is refused.
-
-    Raises:
-        UsageError: a name or a parameter is unknown.
-        UserError: a file that a filter needs cannot be read, a function needs a version, or the file of a module
-            changed after the module was imported.
     """
     return tuple(_loaded(entry, begins) for entry in entries)
 
 
 def planned_filters(settings: DocumentSettings, fingerprint: str) -> tuple[Step, ...]:
-    """Return the steps of the fingerprint, which this process makes once.
-
-    Raises:
-        UserError: as `load_filters`; or the filters of this process have another fingerprint.
-    """
+    """Return the steps of the fingerprint, which this process makes once."""
     steps = load_filters(settings.filters, begins=False)
     if fingerprint_of([step.identity for step in steps]) != fingerprint:
         raise UserError(
@@ -151,11 +139,7 @@ def _loaded(entry: FilterSettings, begins: bool) -> Step:
 
 
 def _made(entry: FilterSettings, made_of: str) -> tuple[str, Step]:
-    """Return what a step is made of, and the step, whose identity is that of the code and files that it loaded.
-
-    Raises:
-        UserError: as `load_filters`; or a file changes each time that it is loaded.
-    """
+    """Return what a step is made of, and the step, whose identity is that of the code and files that it loaded."""
     for _ in range(_MOST_LOADS):
         step, before = _step(entry), made_of
         made_of = _made_of(entry, False)
@@ -221,7 +205,7 @@ def configured_filters(settings: DocumentSettings) -> tuple[Step, ...]:
     """Return `load_filters` of the settings, and check that the settings read the fields that filters need.
 
     Raises:
-        UserError: as `load_filters`; or a filter needs a field that is not read.
+        UserError: a filter cannot be made, or needs a field that is not read.
     """
     steps = load_filters(settings.filters)
     own = {"id": settings.id_field, "url": settings.url_field, "language": settings.language_field, "source": "source"}

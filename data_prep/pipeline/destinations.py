@@ -145,9 +145,6 @@ def plan_destinations(
     Args:
         text_bytes: of each source.
         has_source_shards: sources have shards of their own although none has a budget.
-
-    Raises:
-        UsageError: there would be too many shards.
     """
     settings = config.shards
     min_train = 1 if is_addition else settings.min_shards

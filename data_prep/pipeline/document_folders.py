@@ -1,6 +1,6 @@
 """Folders of documents beside a data set, as files of JSON lines: the dropped ones, and the texts of the others.
 
-The map phase writes the rows (`unit_rows`), so every input is read once. When the shards are done, every unit gets one
+The map phase writes the rows (`RowWriter`), so every input is read once. When the shards are done, every unit gets one
 file in each folder, whose name depends on the settings and the content of the inputs. The index of a folder is written
 last and lists the files. The bytes are the same for any number of workers and any history of kills.
 """
@@ -19,16 +19,14 @@ import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest_records import step_of
-from data_prep.executors.phases import PhaseRunner, add_up_results, unfinished
-from data_prep.executors.tally import Tally
-from data_prep.pipeline.gather_task import SeenIds
+from data_prep.executors.phases import PhaseRunner, Tally, add_up_results, unfinished
+from data_prep.pipeline.encoding import kept_ids, read_rows
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.map_task import sections_url
-from data_prep.pipeline.plan import Plan
-from data_prep.pipeline.plan_changes import description
+from data_prep.pipeline.plan import Plan, description
+from data_prep.pipeline.reduce_task import SeenIds
 from data_prep.pipeline.sections import read_summary
-from data_prep.pipeline.unit_rows import kept_ids, read_rows
 from data_prep.storage import storage
 from data_prep.storage.work_files import read_state, write_state
 
@@ -86,10 +84,6 @@ def check_folders(plan: Plan, output: str, replaced: Iterable[Mapping[str, Any]]
 
     Args:
         replaced: descriptions of the preparations that this one replaces, as `--fresh` does; theirs may be there.
-
-    Raises:
-        UsageError: one is the folder of the data set, or of the inputs, or both are one.
-        UserError: one holds the documents of another preparation.
     """
     replaced, taken = [*replaced], {_folder(output): "the folder of the data set"}
     for each in _folders(plan):
@@ -130,11 +124,7 @@ def remove_folders(plan: Plan, replaced: Iterable[Mapping[str, Any]]) -> None:
 
 
 def write_folders(plan: Plan, job: Job, output: str, summary: MapSummary, runner: PhaseRunner) -> None:
-    """Write the documents into the folders of the configuration.
-
-    Raises:
-        UserError: a folder cannot be written or is of another preparation, which may have finished meanwhile.
-    """
+    """Write the documents into the folders of the configuration."""
     check_folders(plan, output)
     name = hashlib.sha256("".join([_preparation(plan), *summary.digests]).encode()).hexdigest()[:16]
     for each in _folders(plan):
@@ -168,11 +158,7 @@ def write_folders(plan: Plan, job: Job, output: str, summary: MapSummary, runner
 
 
 def check_folders_written(plan: Plan) -> None:
-    """Check that the documents of a finished preparation were written, if the configuration requests them.
-
-    Raises:
-        UserError: they were not written.
-    """
+    """Check that the documents of a finished preparation were written, if the configuration requests them."""
     for each in _folders(plan):
         index = _read_index(each.url(plan), each)
         if index is None or index.get("preparation") != _preparation(plan):

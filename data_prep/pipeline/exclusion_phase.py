@@ -1,17 +1,24 @@
-"""The phase between map and reduce: documents that are dropped for reasons that no single shard can see."""
+"""The phase between map and reduce: documents that are dropped for reasons that no single shard can see.
+
+Near-duplicates are known only once the entire corpus was read; the others are in the extended data set, or were removed
+from it. A work file passes their ids to the units that write shards, each of which reads only the ids of its own group:
+the file has one row of parts, those of the groups, and its table has the number of ids of each reason and group. The
+table may name further files of the same kind, written by several processes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from data_prep.base.logs import logger
 from data_prep.base.terminal import counted
-from data_prep.dataset.addition import known_ids, removed_ids
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import ShardRecord
-from data_prep.deduplication.exclusions import NAME, write_exclusions
+from data_prep.dataset.removed_names import removed_ids
+from data_prep.dataset.shards import read_index
 from data_prep.deduplication.near_duplicates import (
     SignatureTask,
     find_near_duplicates,
@@ -23,10 +30,13 @@ from data_prep.executors.phases import PhaseRunner
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.plan import Plan
 from data_prep.storage import storage
+from data_prep.storage.work_files import PartsWriter, open_parts
 
 KNOWN_SHARDS_AT_ONCE = 128
 """Shards of the data set that is added to, of which one task reads the ids."""
 _KNOWN = "in the data set already"
+EXCLUSIONS_NAME = "exclusions"
+_KIND = b"clozeex1"
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class KnownShards:
 
 def run_exclusions(plan: Plan, job: Job, runner: PhaseRunner) -> None:
     """Write the exclusions of the plan; the existence of the file marks the phase as done."""
-    url = storage.join(job.work_folder, NAME)
+    url = storage.join(job.work_folder, EXCLUSIONS_NAME)
     if storage.exists(url):
         return
     ids_by_reason: dict[str, np.ndarray] = {}
@@ -64,6 +74,18 @@ def write_known_ids(job: Job, known_shards: KnownShards) -> int:
     by_reason = {_KNOWN: np.column_stack([known, known])}
     write_exclusions(known_shards.url, by_reason, destinations.num_sections, destinations.groups_of)
     return len(known)
+
+
+def known_ids(folder: str, shards: Iterable[ShardRecord]) -> np.ndarray:
+    """Return the ids of all documents of these shards, (num_documents,) uint64, ascending; 8 bytes per document."""
+    ids = np.empty(0, np.uint64)
+    for shard in shards:
+        found = read_index(folder, shard).document_ids
+        filled = len(ids)
+        ids.resize(filled + len(found), refcheck=False)  # in place: a count in the manifest must not allocate memory
+        ids[filled:] = found
+    ids.sort()
+    return ids
 
 
 def _write_known_ids(job: Job, parent: Manifest, runner: PhaseRunner) -> list[str]:
@@ -123,3 +145,60 @@ def _parent_tasks(plan: Plan, job: Job) -> list[SignatureTask]:
         return []
     shards = (*plan.parent.train.shards, *plan.parent.valid.shards)
     return [SignatureTask(job.output, shard, job.deduplication, job.work_folder) for shard in shards]
+
+
+def write_exclusions(
+    url: str,
+    ids_by_reason: Mapping[str, np.ndarray],
+    num_groups: int,
+    groups_of: Callable[[np.ndarray], np.ndarray],
+    files: Sequence[str] = (),
+) -> None:
+    """Write the documents of each reason by group; `groups_of` returns the groups of ids (n,).
+
+    Args:
+        ids_by_reason: (n, 2) uint64: the id of a document, and the id of the one that represents it in the data set,
+            or 0.
+        files: names of further files in the same folder, of no other reasons.
+    """
+    counts: dict[str, list[int]] = {}
+    groups: list[list[np.ndarray]] = []
+    for reason, ids in ids_by_reason.items():
+        ids = ids[np.unique(ids[:, 0], return_index=True)[1]].astype("<u8")
+        numbers = groups_of(ids[:, 0])
+        of_each = np.bincount(numbers, minlength=num_groups)
+        counts[reason] = of_each.tolist()
+        groups.append(np.split(ids[np.argsort(numbers, kind="stable")], np.cumsum(of_each)[:-1]))
+    with storage.local_write(url) as path, open(path, "wb") as file:
+        writer = PartsWriter(file, _KIND, num_groups)
+        for parts in zip(*groups, strict=True):
+            writer.add(np.concatenate(parts).tobytes())
+        writer.close({"counts": counts, "files": list(files)})
+
+
+def read_exclusions(url: str, group: int) -> dict[str, np.ndarray]:
+    """Return the ids to drop from a group, by reason, (n, 2) as they were written, sorted; empty without a file."""
+    if not storage.exists(url):
+        return {}
+    ids, files = _read(url, group)
+    parts = {reason: [found] for reason, found in ids.items()}
+    for name in files:
+        for reason, found in _read(storage.join(url.rpartition("/")[0], name), group)[0].items():
+            parts[reason].append(found)
+    return {reason: found[0] if len(found) == 1 else _sorted_once(found) for reason, found in parts.items()}
+
+
+def _read(url: str, group: int) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Read the ids of a group in one file, and the names of the files that it names."""
+    with open_parts(url, _KIND) as parts:
+        table = parts.table()
+        ids = np.frombuffer(parts.read(0, group), "<u8")
+    counts = np.array(list(table["counts"].values()), np.int64)  # (num_reasons, num_groups)
+    by_reason = np.split(ids.reshape(-1, 2), np.cumsum(counts[:-1, group]))
+    return dict(zip(table["counts"], by_reason, strict=True)), table["files"]
+
+
+def _sorted_once(parts: Sequence[np.ndarray]) -> np.ndarray:
+    ids = np.concatenate(parts)
+    once: np.ndarray = ids[np.unique(ids[:, 0], return_index=True)[1]]
+    return once

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.logs import logger
 from data_prep.base.terminal import counted, printable
 from data_prep.config.preparation_config import (
+    MAX_SOURCES,
     DeduplicationSettings,
     DocumentSettings,
     FilterSettings,
@@ -28,8 +29,10 @@ from data_prep.dataset.safeguards import (
     filter_differences,
     read_filter_lists,
 )
+from data_prep.dataset.versions import next_version
 from data_prep.filters.registry import MISSING_FILE, described_filters, load_filters, without_logins
 from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
 
 _INHERITED = (
     "sentences",
@@ -67,7 +70,6 @@ def inherit(config: PreparationConfig, parent: Manifest, folder: str, allow_othe
     Raises:
         UsageError: it differs from the data set in filters or deduplication (`addition-differs`, with the list), or
             lacks a filter that cannot be inherited.
-        UserError: a file that a filter needs cannot be read.
     """
     earlier, settings = _preparations_before(config, parent), config.documents
     theirs = next((each for each in reversed(earlier[1:]) if _passed(each)), earlier[0])
@@ -118,6 +120,61 @@ def inherit(config: PreparationConfig, parent: Manifest, folder: str, allow_othe
 
 
 _DEDUPLICATION = frozenset(DeduplicationSettings.model_fields)
+
+
+def check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifest) -> None:
+    """Refuse an addition whose tokenizer, budgets, sentences or split do not fit the data set."""
+    settings = config.shards
+    if not parent.sources or not parent.train.shards:
+        raise UserError(
+            f"the manifest of the existing data set names no {'train shard' if parent.sources else 'source'}",
+            fix="restore it if it was edited by hand, or rebuild the data set",
+            code="nothing-to-add-to",
+        )
+    if len(parent.sources) + len(config.sources) > MAX_SOURCES:
+        raise UsageError(
+            f"the existing data set has {len(parent.sources):,} sources and {len(config.sources):,} are added, and a "
+            f"data set holds at most {MAX_SOURCES:,}",
+            fix="give one source several files or patterns",
+            code="too-many-sources",
+        )
+    next_version(parent)  # raises if there is none, before work begins
+    if tokenizer.fingerprint != parent.tokenizer.fingerprint:
+        raise UserError(
+            f"the tokenizer has the fingerprint {tokenizer.fingerprint}, and the existing data set was made with "
+            f"{parent.tokenizer.fingerprint}",
+            fix="leave the tokenizer out: the default is that of the data set",
+            code="other-tokenizer",
+        )
+    if config.total_tokens is not None:
+        raise UsageError(
+            f"total_tokens={config.total_tokens} is set, and an addition cannot change the budgets of existing sources",
+            fix="remove total_tokens and give the added sources max_tokens or epochs, or make the data set again",
+            code="total-in-addition",
+        )
+    if config.has_source_budgets and not parent.has_source_budgets:
+        raise UsageError(
+            "a source has a weight, max_tokens or epochs, and the shards of the existing data set hold several sources "
+            "each",
+            fix="remove the setting, or make the data set again with it",
+            code="budget-in-addition",
+        )
+    theirs = "split" if parent.has_sentences else "none"
+    if config.documents.sentences != theirs:
+        raise UsageError(
+            f"documents.sentences={config.documents.sentences} and the existing data set was prepared with {theirs}",
+            fix="leave documents.sentences out: an addition takes that of the data set; or prepare the whole text "
+            f"again with documents.sentences={config.documents.sentences}",
+            code="other-sentences",
+        )
+    fraction = parent.config.get("shards", {}).get("valid_fraction", settings.valid_fraction)
+    if fraction != settings.valid_fraction:
+        raise UsageError(
+            f"shards.valid_fraction={settings.valid_fraction:g} and the existing data set has {fraction:g}, so a "
+            "text could be held out in one and trained on in the other",
+            fix=f"set shards.valid_fraction={fraction:g}",
+            code="other-valid-fraction",
+        )
 
 
 def given_filters(entries: Sequence[FilterSettings]) -> list[dict[str, Any]]:
@@ -174,9 +231,6 @@ def _inherited_filters(settings: DocumentSettings, theirs: Mapping[str, Any]) ->
     """Return the filters of an addition: its own, or those of the data set.
 
     Python functions that are given again take their places among the inherited ones.
-
-    Raises:
-        UsageError: a filter cannot be inherited.
     """
     identities: Sequence[Mapping[str, Any]] = theirs.get("documents", {}).get("filters") or []
     entries = theirs.get(SAFEGUARDS, {}).get("filters") or [_as_entry(each) for each in identities]

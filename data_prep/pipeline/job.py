@@ -103,11 +103,7 @@ class Job:
         return cached_tokenizer(self.tokenizer_folder, self.tokenizer_fingerprint)
 
     def excluded_names(self) -> ExcludedNames | None:
-        """Return the names in the extended data set, which its additions leave out; None if takedowns named none.
-
-        Raises:
-            UserError: a file is missing or damaged.
-        """
+        """Return the names in the extended data set, which its additions leave out; None if takedowns named none."""
         return ExcludedNames(removed_names(self.output, self.removed_names)) if self.removed_names else None
 
 
@@ -125,20 +121,12 @@ def keep_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
 
 
 def load_tokenizer(folder: str) -> None:
-    """Load the tokenizer at a folder or URL for `cached_tokenizer`.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Load the tokenizer at a folder or URL for `cached_tokenizer`."""
     keep_tokenizer(Tokenizer.load(folder), folder)
 
 
 def cached_tokenizer(folder: str, fingerprint: str) -> Tokenizer:
-    """Return the tokenizer at a folder or URL, loaded once per process.
-
-    Raises:
-        UserError: the folder holds another tokenizer than at the start of the preparation.
-    """
+    """Return the tokenizer at a folder or URL, loaded once per process."""
     if (folder, fingerprint) in _loaded:
         return _loaded[folder, fingerprint]
     tokenizer = Tokenizer.load(folder)

@@ -13,9 +13,8 @@ from data_prep.base.logs import logger
 from data_prep.base.terminal import counted, printable
 from data_prep.config.preparation_config import Source
 from data_prep.dataset.manifest_records import step_of
-from data_prep.documents.languages import DocumentLanguages
-from data_prep.executors.phases import PhaseRunner, add_up_results, unfinished
-from data_prep.executors.tally import Counts, Tally
+from data_prep.documents.documents import DocumentLanguages
+from data_prep.executors.phases import Counts, PhaseRunner, Tally, add_up_results, unfinished
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_task import map_unit, sections_url
 from data_prep.pipeline.plan import Plan
@@ -71,9 +70,6 @@ def check_all_mapped(job: Job, units: Sequence[Unit], num_ranges: int | None) ->
 
     Args:
         num_ranges: number of ranges of the array, if known.
-
-    Raises:
-        UserError: some are not; the message lists files and ranges.
     """
     missing = unfinished(units, unit_url(job))
     if not missing:
@@ -93,11 +89,7 @@ def check_all_mapped(job: Job, units: Sequence[Unit], num_ranges: int | None) ->
 
 
 def summarize(plan: Plan, job: Job, runner: PhaseRunner) -> MapSummary:
-    """Add up the results of all units; warn about documents without the language that they should name.
-
-    Raises:
-        UserError: there is no document.
-    """
+    """Add up the results of all units; warn about documents without the language that they should name."""
     tally = add_up_results(list(map(unit_url(job), plan.units)), _of_unit, job.work_folder, "units", runner)
     sources = range(len(plan.config.sources))
     dropped, cut_words, num_documents = tally.dropped(len(sources)), tally.of("cut_words"), tally.of("documents")
@@ -108,10 +100,8 @@ def summarize(plan: Plan, job: Job, runner: PhaseRunner) -> MapSummary:
     if not document_counts.any():
         raise _nothing_left(plan, sum(dropped, Counter()), num_empty_files.total())
     check_sources(plan, dropped, [num_documents[number] for number in sources], num_empty_files)
-    _warn_of_empty_files(plan, num_documents, num_empty_files)
+    _warn_of_losses(plan, tally, dropped)
     _warn_of_languages(plan, languages)
-    _warn_of_cut_words(plan, cut_words)
-    _warn_of_takedowns(plan, dropped)
     digests = tuple(tally.lists.get("digests", ()))
     return MapSummary(dropped, document_counts, digests, tuple(cut_words[number] for number in sources))
 
@@ -129,11 +119,7 @@ def _of_unit(url: str) -> Tally:
 def check_sources(
     plan: Plan, dropped: Sequence[Counter[str]], num_documents: Sequence[int], num_empty_files: Mapping[int, int]
 ) -> None:
-    """Warn about each source of the plan without a document.
-
-    Raises:
-        UserError: such a source has a weight, max_tokens or epochs, or shares total_tokens.
-    """
+    """Warn about each source of the plan without a document."""
     for number, source in enumerate(plan.config.sources):
         if num_documents[number]:
             continue
@@ -182,24 +168,19 @@ def _nothing_left(plan: Plan, dropped: Counter[str], num_empty_files: int) -> Us
     )
 
 
-def _warn_of_empty_files(plan: Plan, num_documents: Mapping[int, int], num_empty_files: Mapping[int, int]) -> None:
+def _warn_of_losses(plan: Plan, tally: Tally, dropped: Sequence[Counter[str]]) -> None:
+    """Warn about each source with empty files, with words that were encoded in parts, or of which takedowns listed
+    documents."""
+    num_documents, num_empty_files, cut_words = map(tally.of, ("documents", "empty_files", "cut_words"))
     for number, source in enumerate(plan.config.sources):
-        if num_empty_files.get(number) and num_documents[number]:
+        if num_empty_files[number] and num_documents[number]:
             warn_of_source(source, f"{counted(num_empty_files[number], 'file')} without a document")
-
-
-def _warn_of_cut_words(plan: Plan, cut_words: Mapping[int, int]) -> None:
-    for number, source in enumerate(plan.config.sources):
-        if count := cut_words.get(number):
-            what = f"{counted(count, 'word')} of over {MAX_WORD_BYTES:,} bytes without a space, encoded in parts"
-            warn_of_source(source, what)
-
-
-def _warn_of_takedowns(plan: Plan, dropped: Sequence[Counter[str]]) -> None:
-    for source, found in zip(plan.config.sources, dropped, strict=True):
-        if found["removed earlier"]:
-            what = f"{counted(found['removed earlier'], 'document')} left out, because a takedown listed the URL or id"
-            warn_of_source(source, what)
+        if cut_words[number]:
+            words = counted(cut_words[number], "word")
+            warn_of_source(source, f"{words} of over {MAX_WORD_BYTES:,} bytes without a space, encoded in parts")
+        if count := dropped[number]["removed earlier"]:
+            documents = counted(count, "document")
+            warn_of_source(source, f"{documents} left out, because a takedown listed the URL or id")
 
 
 def _warn_of_languages(plan: Plan, languages: Sequence[DocumentLanguages]) -> None:

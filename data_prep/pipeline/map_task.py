@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,15 @@ from typing import Any
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.config.preparation_config import DocumentSettings
 from data_prep.dataset.removed_names import ExcludedNames
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureWriter, open_signatures
 from data_prep.documents.document import Document
-from data_prep.documents.documents import unit_sha256
-from data_prep.documents.input_units import has_fields
-from data_prep.documents.languages import DocumentLanguages
+from data_prep.documents.documents import DocumentLanguages
 from data_prep.documents.rejects import BadInput
-from data_prep.pipeline.encoding import encode_documents
+from data_prep.pipeline.encoding import Early, RowWriter, encode_documents, rows_url
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.sections import Section, SectionWriter
-from data_prep.pipeline.unit_rows import Early, RowWriter, rows_url
 from data_prep.pipeline.units import Unit
 from data_prep.storage import storage
 
@@ -45,20 +41,18 @@ def map_unit(job: Job, unit: Unit) -> int:
 
     The file of signatures for a search for near-duplicates, and that of rows for `Job.keeps`, are written first. If a
     part turns out to be damaged after some of its documents were used, the unit restarts without the part.
-
-    Raises:
-        UserError: an input is not the file that the work was planned with (`INPUT_CHANGED`), or cannot be read.
     """
     spoiled: dict[int, str] = {}
     while True:
+        num_spoiled = len(spoiled)
         try:
             with storage.local_write(sections_url(job.work_folder, unit.name)) as path:
                 _write(job, unit, path, spoiled)
                 _check_stamps(unit)
             return unit.bytes
-        except _SpoiledPart as found:
-            spoiled[found.number] = found.reason
         except UserError:
+            if len(spoiled) > num_spoiled:
+                continue
             _check_stamps(unit)  # a file that changes may look damaged, or be gone
             raise
 
@@ -84,17 +78,12 @@ def _check_stamps(unit: Unit) -> None:
             )
 
 
-class _SpoiledPart(Exception):
-    """A part of the unit is damaged or not text; some of its documents may have been used already."""
+def _write(job: Job, unit: Unit, path: Path, spoiled: dict[int, str]) -> None:
+    """Write the documents of all parts except the `spoiled` ones, whose reasons are counted.
 
-    def __init__(self, number: int, reason: str) -> None:
-        super().__init__(reason)
-        self.number = number
-        self.reason = reason
-
-
-def _write(job: Job, unit: Unit, path: Path, spoiled: Mapping[int, str]) -> None:
-    """Write the documents of all parts except the `spoiled` ones, whose reasons are counted."""
+    Raises:
+        BadInput: the policy is `error`; or another part turns out to be spoiled, and `spoiled` has its reason now.
+    """
     tokenizer, settings, filters = job.tokenizer(), job.reading.settings[unit.source], job.reading.filters(unit.source)
     dropped: Counter[str] = Counter()
     languages = DocumentLanguages()
@@ -122,15 +111,20 @@ def _write(job: Job, unit: Unit, path: Path, spoiled: Mapping[int, str]) -> None
         for number, part in enumerate(unit.parts):
             if number in spoiled:
                 dropped[spoiled[number]] += 1
-                digests.append(unit_sha256(part, settings))
+                digests.append(job.reading.sha256(part))
                 continue
             reader = job.reading.reader(part)
             reader.is_quiet = number <= max(spoiled, default=-1)
-            num_read = batches.read(filters.apply(reader, on_drop), part.name, number, settings)
+            try:
+                num_read = batches.read(filters.apply(reader, on_drop), part.name)
+            except BadInput as error:
+                if error.spoils_file and settings.on_bad_input == "skip":
+                    spoiled[number] = error.reason
+                raise
             dropped.update(reader.dropped)
             if part.whole and not num_read and not reader.dropped:
                 num_empty_files += 1
-            if has_fields(part.url, part.format):
+            if part.format.has_fields:
                 languages.merge(reader.languages)
             digests.append(reader.sha256)
         cut_words = batches.finish()
@@ -181,27 +175,17 @@ class _Batches:
         self._characters = 0
         self._cut_words = 0
 
-    def read(self, documents: Iterator[Document], name: str, number: int, settings: DocumentSettings) -> int:
-        """Add the documents of part `number`, of the file `name`; return their number.
-
-        Raises:
-            BadInput: the policy is `error`.
-            _SpoiledPart: no document of the part may be used.
-        """
+    def read(self, documents: Iterator[Document], name: str) -> int:
+        """Add the documents of a part of the file `name`; return their number."""
         num_read = 0
-        try:
-            for document in documents:
-                num_read += 1
-                if self._excluded is not None and self._excluded.excludes(document, name):
-                    continue
-                self._batch.append(document)
-                self._characters += len(document.text)
-                if self._characters >= _BATCH_CHARACTERS or len(self._batch) >= _BATCH_DOCUMENTS:
-                    self._encode()
-        except BadInput as error:
-            if not error.spoils_file or settings.on_bad_input == "error":
-                raise
-            raise _SpoiledPart(number, error.reason) from None
+        for document in documents:
+            num_read += 1
+            if self._excluded is not None and self._excluded.excludes(document, name):
+                continue
+            self._batch.append(document)
+            self._characters += len(document.text)
+            if self._characters >= _BATCH_CHARACTERS or len(self._batch) >= _BATCH_DOCUMENTS:
+                self._encode()
         return num_read
 
     def drop(self, document: Document, reason: str) -> None:

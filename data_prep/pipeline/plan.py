@@ -1,4 +1,4 @@
-"""The plan of a preparation: inputs, units and number of shards."""
+"""The plan of a preparation: inputs, units and number of shards, and how it differs from another one."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import hashlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UsageError
 from data_prep.base.logs import logger
+from data_prep.base.progress import Progress
 from data_prep.base.terminal import counted, printable
-from data_prep.config.preparation_config import MAX_SOURCES, WITHOUT_EFFECT, PreparationConfig
+from data_prep.config.preparation_config import WITHOUT_EFFECT, PreparationConfig
 from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.versions import PREPARATION_WORK, next_version
-from data_prep.documents.formats.format_registry import described_formats
-from data_prep.documents.input_files import InputFile, find_inputs, find_units
-from data_prep.documents.input_units import InputUnit, growth_of, has_fields
+from data_prep.dataset.manifest_records import InputRecord
+from data_prep.dataset.safeguards import config_differences
+from data_prep.dataset.versions import PREPARATION_WORK
+from data_prep.documents.formats.format_registry import Formats
+from data_prep.documents.input_files import InputFile, InputUnit, find_inputs, find_units
 from data_prep.filters.chain import Identities, SourceReading, filter_identities
 from data_prep.pipeline.destinations import Destinations, plan_destinations
+from data_prep.pipeline.inheritance import check_fits
 from data_prep.pipeline.units import Unit, group_parts, unit_bytes_for
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -33,6 +36,8 @@ REREAD = (*_FIELDS, "text_field", "language", "filters")
 """Settings of a source on which the result of its own units depends, and nothing else."""
 BUDGETS = ("weight", "max_tokens", "epochs")
 """Settings of a source that say how training uses it."""
+Stamps = Mapping[str, Mapping[str, str]]
+"""The stamps of files by the name of their source and their URL without secrets."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,8 @@ class Plan:
         parent: the data set to extend, if any.
         not_passed: filters and deduplication of the parent that the addition does not pass, as the user allows.
         grown: lists of filters that have grown since the parent was made.
-        filters, formats: identities of the code and the files that filter and read, as they were when the plan was
-            made; tasks refuse others.
+        filters: identities of their code and files, as they were when the plan was made; tasks refuse others.
+        formats: with the identities of the custom ones of the inputs; tasks refuse others.
     """
 
     config: PreparationConfig
@@ -59,7 +64,7 @@ class Plan:
     not_passed: tuple[str, ...] = ()
     grown: tuple[str, ...] = ()
     filters: Identities = field(default_factory=lambda: {None: ()})
-    formats: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    formats: Formats = field(default_factory=Formats)
 
     @property
     def first_source(self) -> int:
@@ -69,7 +74,7 @@ class Plan:
     @functools.cached_property
     def text_files(self) -> tuple[InputFile, ...]:
         """The inputs whose documents have no fields, and are named by their files."""
-        return tuple(file for file in self.inputs if not has_fields(file.url, file.format))
+        return tuple(file for file in self.inputs if not file.format.has_fields)
 
     @property
     def has_provenance(self) -> bool:
@@ -95,11 +100,11 @@ class Plan:
         values = self.config.model_dump(mode="json", exclude=set(WITHOUT_EFFECT))
         documents = values["documents"]
         documents["filters"] = [dict(each) for each in self.filters[None]]
-        documents["formats"] = {ending: dict(each) for ending, each in self.formats.items()}
+        documents["formats"] = {ending: dict(each) for ending, each in self.formats.identities.items()}
         del documents["format"]
         if documents["sentences"] == "split":
             del documents["sentences"]  # so that plans and manifests of earlier releases are equal
-        read_otherwise = {file.source for file in self.inputs if file.format is not None}
+        read_otherwise = {file.source for file in self.inputs if file.format.named is not None}
         for number, source in enumerate(values["sources"]):
             own = [dict(each) for each in self.filters.get(number, self.filters[None])]
             source |= {"format": self.reading.settings[number].format, "filters": own}
@@ -135,19 +140,15 @@ def make_plan(
 
     Args:
         inputs: the inputs of the configuration, if they were found before.
-
-    Raises:
-        UsageError: an input is missing, named twice or of an unsupported file type, a language is unknown, or there
-            would be too many shards.
-        UserError: the addition does not fit the parent.
     """
     if parent is not None:
-        _check_fits(config, tokenizer, parent)
+        check_fits(config, tokenizer, parent)
     filters = filter_identities(config)  # reports their errors before work begins
     inputs = find_inputs(config) if inputs is None else inputs
     unit_bytes = unit_bytes_for(text_bytes(inputs), config.shards.unit_bytes)
     shards = config.shards.model_copy(update={"unit_bytes": unit_bytes})
-    parts = find_units(inputs, config.model_copy(update={"shards": shards}))
+    formats = Formats.of(config).for_files(file.format for file in inputs)
+    parts = find_units(inputs, config.model_copy(update={"shards": shards}), formats)
     units = group_parts(parts, unit_bytes)
     token_bytes = np.dtype(tokenizer.token_dtype).itemsize
     destinations = plan_destinations(
@@ -167,18 +168,14 @@ def make_plan(
         destinations,
         parent,
         filters=filters,
-        formats=described_formats((file.url, file.format) for file in inputs),
+        formats=formats,
     )
     return replace(plan, units=tuple(_named(plan, units)))
 
 
 def plan_again(plan: Plan, tokenizer: Tokenizer) -> Plan:
-    """Return the plan for the inputs of now; the same object if none has changed, come or gone.
-
-    Raises:
-        UserError: as `make_plan`.
-    """
-    inputs = find_inputs(plan.config)
+    """Return the plan for the inputs of now; the same object if none has changed, come or gone."""
+    inputs = find_inputs(plan.config, plan.formats)
     if inputs == plan.inputs:
         return plan
     again = make_plan(plan.config, tokenizer, plan.parent, inputs)
@@ -193,13 +190,13 @@ def _named(plan: Plan, units: Sequence[Unit]) -> Iterator[Unit]:
     common = [asdict(plan.destinations), plan.has_provenance, *([plan.keeps] if plan.keeps else [])]
     readings = [plan.reading.identity(number) for number in range(len(plan.config.sources))]
     for unit in units:
-        parts = [[storage.redact(each.url), each.start, each.stop, *_BESIDES(each)] for each in unit.parts]
+        parts = [[storage.redact(each.url), *_OF_A_PART(each)] for each in unit.parts]
         values = [common, unit.source, readings[unit.source], parts]
         digest = hashlib.sha256(json.dumps(values).encode()).digest()
         yield replace(unit, name=f"{int.from_bytes(digest[:8]):020d}")
 
 
-_BESIDES = operator.attrgetter("whole", "name", "format", "stamp")
+_OF_A_PART = operator.attrgetter("start", "stop", "whole", "name", "format.named", "stamp")
 
 
 def warn_of_names(plan: Plan) -> None:
@@ -219,7 +216,7 @@ def warn_of_names(plan: Plan) -> None:
 
 def text_bytes(inputs: Sequence[InputFile]) -> float:
     """Return the estimated bytes of text in the files, from their sizes."""
-    return sum(file.bytes * growth_of(file.url, file.format) for file in inputs)
+    return sum(file.bytes * file.format.growth for file in inputs)
 
 
 def _text_of_sources(config: PreparationConfig, inputs: Sequence[InputFile]) -> list[float]:
@@ -231,11 +228,7 @@ def _text_of_sources(config: PreparationConfig, inputs: Sequence[InputFile]) -> 
 
 
 def check_output_apart(plan: Plan, output: str) -> None:
-    """Check that no input is in the output folder.
-
-    Raises:
-        UsageError: an input lies in the output folder.
-    """
+    """Check that no input is in the output folder."""
     folder = storage.canonical(output).rstrip("/") + "/"
     for file in plan.inputs:
         if storage.canonical(file.url).startswith(folder):
@@ -246,55 +239,74 @@ def check_output_apart(plan: Plan, output: str) -> None:
             )
 
 
-def _check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifest) -> None:
-    settings = config.shards
-    if not parent.sources or not parent.train.shards:
-        raise UserError(
-            f"the manifest of the existing data set names no {'train shard' if parent.sources else 'source'}",
-            fix="restore it if it was edited by hand, or rebuild the data set",
-            code="nothing-to-add-to",
-        )
-    if len(parent.sources) + len(config.sources) > MAX_SOURCES:
-        raise UsageError(
-            f"the existing data set has {len(parent.sources):,} sources and {len(config.sources):,} are added, and a "
-            f"data set holds at most {MAX_SOURCES:,}",
-            fix="give one source several files or patterns",
-            code="too-many-sources",
-        )
-    next_version(parent)  # raises if there is none, before work begins
-    if tokenizer.fingerprint != parent.tokenizer.fingerprint:
-        raise UserError(
-            f"the tokenizer has the fingerprint {tokenizer.fingerprint}, and the existing data set was made with "
-            f"{parent.tokenizer.fingerprint}",
-            fix="leave the tokenizer out: the default is that of the data set",
-            code="other-tokenizer",
-        )
-    if config.total_tokens is not None:
-        raise UsageError(
-            f"total_tokens={config.total_tokens} is set, and an addition cannot change the budgets of existing sources",
-            fix="remove total_tokens and give the added sources max_tokens or epochs, or make the data set again",
-            code="total-in-addition",
-        )
-    if config.has_source_budgets and not parent.has_source_budgets:
-        raise UsageError(
-            "a source has a weight, max_tokens or epochs, and the shards of the existing data set hold several sources "
-            "each",
-            fix="remove the setting, or make the data set again with it",
-            code="budget-in-addition",
-        )
-    theirs = "split" if parent.has_sentences else "none"
-    if config.documents.sentences != theirs:
-        raise UsageError(
-            f"documents.sentences={config.documents.sentences} and the existing data set was prepared with {theirs}",
-            fix="leave documents.sentences out: an addition takes that of the data set; or prepare the whole text "
-            f"again with documents.sentences={config.documents.sentences}",
-            code="other-sentences",
-        )
-    fraction = parent.config.get("shards", {}).get("valid_fraction", settings.valid_fraction)
-    if fraction != settings.valid_fraction:
-        raise UsageError(
-            f"shards.valid_fraction={settings.valid_fraction:g} and the existing data set has {fraction:g}, so a "
-            "text could be held out in one and trained on in the other",
-            fix=f"set shards.valid_fraction={fraction:g}",
-            code="other-valid-fraction",
-        )
+def description(plan: Plan) -> dict[str, Any]:
+    """Return what determines the result of a preparation, as plain values without secrets."""
+    sources = plan.config.sources
+    return {
+        "tokenizer": plan.tokenizer_fingerprint,
+        "config": plan.described_config(),
+        "inputs": {storage.redact(file.url): [sources[file.source].name, file.bytes] for file in plan.inputs},
+    }
+
+
+def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    """Return the differences of two descriptions, apart from inputs; "parent" is compared if both have it."""
+    found = []
+    if theirs["tokenizer"] != mine["tokenizer"]:
+        found.append(f"the tokenizer was {theirs['tokenizer'][:16]} and is now {mine['tokenizer'][:16]}")
+    if "parent" in theirs and theirs["parent"] != mine.get("parent"):
+        found.append("the existing data set has changed")
+    found.extend(config_differences(_without_patterns(theirs["config"]), _without_patterns(mine["config"]), ""))
+    return found
+
+
+def changed_inputs(plan: Plan, inputs: Iterable[InputRecord], stamps: Stamps) -> list[str]:
+    """Return what is different now about the inputs of a finished preparation.
+
+    A file that has its stamp still is the same file. Of any other one of equal size the content is compared: it may
+    have been copied, or written again with what it held.
+    """
+    before = {file.url: file for file in inputs}
+    now = {storage.redact(file.url): file for file in plan.inputs}
+    found, suspects = dict[str, str](), list[tuple[str, InputFile]]()
+    for url in before.keys() | now.keys():
+        if url not in now or url not in before:
+            found[url] = f"input {url} is {'gone' if url not in now else 'new'}"
+            continue
+        old, file = before[url], now[url]
+        source = plan.config.sources[file.source].name
+        if (old.source, old.bytes) != (source, file.bytes):
+            was = f"had {old.bytes} bytes (source {old.source})"
+            found[url] = f"input {url} {was} and now has {file.bytes} (source {source})"
+        elif stamps.get(source, {}).get(url) != file.stamp:
+            suspects.append((url, file))
+    if suspects:
+        total = sum(file.bytes for _, file in suspects)
+        with Progress("comparing", total, "MB of inputs with other stamps", 1e6) as progress:
+            for url, file in suspects:
+                digests = [plan.reading.sha256(plan.parts[number]) for number in plan.parts_of[file.url]]
+                if file_fingerprint(digests) != before[url].fingerprint:
+                    found[url] = f"input {url} has other content"
+                progress.add(file.bytes)
+    return [found[url] for url in sorted(found)]
+
+
+def stamps_of(plan: Plan) -> dict[str, dict[str, str]]:
+    """Return the stamps of the inputs of a plan."""
+    found: dict[str, dict[str, str]] = {source.name: {} for source in plan.config.sources}
+    for file in plan.inputs:
+        found[plan.config.sources[file.source].name][storage.redact(file.url)] = file.stamp
+    return found
+
+
+def file_fingerprint(digests: Sequence[str]) -> str:
+    """Return the fingerprint of an input from the digests of its parts; for a single part, the sha256 of its bytes."""
+    if len(digests) == 1:
+        return f"sha256:{digests[0]}"
+    return f"sha256-of-{len(digests)}-parts:{hashlib.sha256(''.join(digests).encode()).hexdigest()}"
+
+
+def _without_patterns(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without the patterns of sources, whose matching files are compared instead."""
+    sources = [{name: value for name, value in source.items() if name != "input"} for source in config["sources"]]
+    return {**config, "sources": sources}

@@ -31,9 +31,8 @@ from data_prep.pipeline.map_phase import (
 )
 from data_prep.pipeline.map_task import INPUT_CHANGED
 from data_prep.pipeline.plan import Plan, check_output_apart, plan_again, warn_of_names
-from data_prep.pipeline.publication import is_own_tokenizer, publish_shards, train_tokens_by_source
+from data_prep.pipeline.publication import is_own_tokenizer, publish_shards, source_budgets, train_tokens_by_source
 from data_prep.pipeline.reduce_phase import ShardTotals, gather, make_shards
-from data_prep.pipeline.source_budgets import source_budgets
 from data_prep.pipeline.units import ShardRange
 from data_prep.pipeline.work_folder import (
     begin_work,
@@ -63,11 +62,7 @@ _MOST_NEAR_DUPLICATES = 0.9
 def prepare_shards(
     plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int, fresh: bool = False
 ) -> tuple[Manifest, bool]:
-    """Make the data set that `plan` describes in the folder `output`; return its manifest, and whether it is new.
-
-    Raises:
-        UserError: input cannot be read, or `output` cannot be written, holds other work or is locked.
-    """
+    """Make the data set that `plan` describes in the folder `output`; return its manifest, and whether it is new."""
     check_output_apart(plan, output)
     if not fresh and (manifest := _complete_unlocked(plan, output)) is not None:
         return manifest, False
@@ -91,9 +86,6 @@ def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor 
     """Run the map phase of one range; return whether there was work to do.
 
     All ranges of an array may run at once, on machines that share only inputs, tokenizer and output.
-
-    Raises:
-        UserError: as `prepare_shards`; or another job runs this range.
     """
     check_output_apart(plan, output)
     if _complete_unlocked(plan, output) is not None:
@@ -110,11 +102,7 @@ def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor 
 
 
 def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int) -> tuple[Manifest, bool]:
-    """Do the remaining work once every range is done; return as `prepare_shards`.
-
-    Raises:
-        UserError: as `prepare_shards`; or units of some ranges are not done.
-    """
+    """Do the remaining work once every range is done; return as `prepare_shards`."""
     check_output_apart(plan, output)
     if (manifest := _complete_unlocked(plan, output)) is not None:
         return manifest, False
@@ -136,11 +124,7 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Execut
 def _map_inputs(
     plan: Plan, tokenizer: Tokenizer, output: str, runner: PhaseRunner, shard_range: ShardRange | None
 ) -> Plan:
-    """Read all inputs, or those of a range, and again those that change meanwhile; return the plan of what was read.
-
-    Raises:
-        UserError: as `prepare_shards`; or inputs changed each time (`INPUT_CHANGED`).
-    """
+    """Read all inputs, or those of a range, and again those that change meanwhile; return the plan of what was read."""
     for _ in range(_MOST_READINGS):
         if shard_range is None:
             settle_work(plan, output)
@@ -168,21 +152,13 @@ def _map_inputs(
 
 
 def clear(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
-    """Remove what preparations wrote into `output`, so that all ranges start over.
-
-    Raises:
-        UserError: another command uses it.
-    """
+    """Remove what preparations wrote into `output`, so that all ranges start over."""
     with storage.hold_lock(output):
         _start_over(plan, tokenizer, output)
 
 
 def _start_over(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
-    """Remove the files of preparations in `output`, and their documents from the folders for those.
-
-    Raises:
-        UserError: the data set has removals or additions, or that folder is of another data set; nothing was removed.
-    """
+    """Remove the files of preparations in `output`, and their documents from the folders for those."""
     if plan.parent is None:
         refuse_to_undo_changes(output)
         replaced = preparations_in(output)
@@ -223,11 +199,7 @@ def _complete_already(plan: Plan, output: str) -> Manifest | None:
 
 
 def _check_sizes(manifest: Manifest, output: str) -> None:
-    """Check that the files of a finished data set exist with the sizes in the manifest.
-
-    Raises:
-        UserError: lists the other files.
-    """
+    """Check that the files of a finished data set exist with the sizes in the manifest."""
     problems = size_problems(file_tasks(output, manifest))
     if problems:
         listed = "; ".join(problems[:_SHOWN]) + (f" and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else "")
@@ -258,11 +230,7 @@ def _finish(plan: Plan, tokenizer: Tokenizer, output: str, runner: PhaseRunner) 
 
 
 def _report_repetition(plan: Plan, train_tokens: Sequence[int]) -> None:
-    """Warn about each source that has to be repeated for its share of `total_tokens`.
-
-    Raises:
-        UserError: the total cannot be divided.
-    """
+    """Warn about each source that has to be repeated for its share of `total_tokens`."""
     if plan.config.total_tokens is None:
         return
     budgets = source_budgets(plan.config, train_tokens)
@@ -273,11 +241,7 @@ def _report_repetition(plan: Plan, train_tokens: Sequence[int]) -> None:
 
 
 def _check_sources(plan: Plan, mapped: MapSummary, summary: MapSummary, totals: ShardTotals) -> None:
-    """Warn about sources whose documents are all, or nearly all, duplicates; empty sources were reported before.
-
-    Raises:
-        UserError: such a source has a weight, max_tokens or epochs, or shares total_tokens.
-    """
+    """Warn about sources whose documents are all, or nearly all, duplicates; empty sources were reported before."""
     dropped = [first + later for first, later in zip(summary.dropped, totals.dropped, strict=True)]
     held = totals.source_counts[plan.first_source :, 0].tolist()
     is_known = [now == before for now, before in zip(dropped, mapped.dropped, strict=True)]

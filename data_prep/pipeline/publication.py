@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from data_prep.base.errors import UserError
 from data_prep.base.packages import own_version
-from data_prep.dataset.addition import publish_addition
-from data_prep.dataset.counts import split_record, token_counts_file
-from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest
+from data_prep.config.preparation_config import PreparationConfig, Source
+from data_prep.dataset.counts import read_token_counts, split_record, token_counts_file
+from data_prep.dataset.manifest import ADDITIONS, TOKENIZER_FOLDER, Manifest
 from data_prep.dataset.manifest_records import InputRecord, InputsFile, SourceRecord, TokenizerRecord, inputs_file
-from data_prep.dataset.safeguards import ADDITION, SAFEGUARDS, write_filter_lists
+from data_prep.dataset.safeguards import ADDITION, SAFEGUARDS, check_source_names, write_filter_lists
 from data_prep.dataset.versions import next_version, publish
 from data_prep.pipeline.inheritance import filter_lists, given_filters
 from data_prep.pipeline.job import dtype_name
 from data_prep.pipeline.map_phase import MapSummary
-from data_prep.pipeline.plan import Plan
-from data_prep.pipeline.plan_changes import file_fingerprint
+from data_prep.pipeline.plan import Plan, file_fingerprint
 from data_prep.pipeline.reduce_phase import ShardTotals, nothing_to_train_on
-from data_prep.pipeline.source_budgets import source_budgets
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 
 def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, totals: ShardTotals) -> Manifest:
-    """Make a data set of the finished shards; for an addition, the next version of the extended data set.
-
-    Raises:
-        UserError: no document is left to train on, or `output` cannot be written.
-    """
+    """Make a data set of the finished shards; for an addition, the next version of the extended data set."""
     if plan.parent is None and not totals.of_split("train"):
         raise nothing_to_train_on(plan)
     for name in totals.empty:
@@ -41,10 +39,12 @@ def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSu
     manifest = assemble(plan, tokenizer, inputs, summary, totals)
     manifest = manifest.model_copy(update={"config": {**manifest.config, **_safeguards(plan, output, version)}})
     if plan.parent is not None:
-        return publish_addition(output, plan.parent, manifest, counts)
+        before = read_token_counts(output, plan.parent)
+        counts = {name: before[name] + added for name, added in counts.items()}
+        manifest = grow(plan.parent, manifest, counts)
     record, data = token_counts_file(counts, manifest.version)
     storage.write_bytes(storage.join(output, record.name), data)
-    if not is_own_tokenizer(tokenizer, output):
+    if plan.parent is None and not is_own_tokenizer(tokenizer, output):
         tokenizer.copy_files(storage.join(output, TOKENIZER_FOLDER))
     publish(output, manifest)
     return manifest
@@ -91,6 +91,35 @@ def assemble(
         valid=split_record(totals.of_split("valid"), counts["valid"]),
         token_counts=token_counts_file(counts, 1)[0],
         detached_provenance=totals.detached_provenance,
+    )
+
+
+def grow(parent: Manifest, addition: Manifest, token_counts: Mapping[str, np.ndarray]) -> Manifest:
+    """Return the version with the documents of the parent and of the addition.
+
+    Args:
+        addition: the manifest of the added documents alone; the numbers of its shards and sources continue the
+            parent's.
+        token_counts: of train and valid, (vocab_size,) int64, of parent and addition together.
+    """
+    check_source_names(parent, [source.name for source in addition.sources])
+    assert addition.tokenizer == parent.tokenizer
+    assert not {shard.name for shard in parent.shards} & {shard.name for shard in addition.shards}
+    version = next_version(parent)
+    return Manifest(
+        format_version=addition.format_version,
+        clozeworks_version=addition.clozeworks_version,
+        tokenizer=parent.tokenizer,
+        config={**parent.config, ADDITIONS: [*parent.preparations[1:], addition.config]},
+        inputs=parent.inputs + addition.inputs,
+        sources=parent.sources + addition.sources,
+        train=split_record(parent.train.shards + addition.train.shards, token_counts["train"]),
+        valid=split_record(parent.valid.shards + addition.valid.shards, token_counts["valid"]),
+        token_counts=token_counts_file(token_counts, version)[0],
+        version=version,
+        parent=parent.digest,
+        removals=parent.removals,
+        detached_provenance=parent.detached_provenance + addition.detached_provenance,
     )
 
 
@@ -141,3 +170,60 @@ def _source_records(plan: Plan, summary: MapSummary, totals: ShardTotals) -> tup
             )
         )
     return tuple(records)
+
+
+def source_budgets(config: PreparationConfig, train_tokens: Sequence[float]) -> list[int | None]:
+    """Return `max_tokens` of each source as training applies it, with its share of `total_tokens`; None for no limit.
+
+    A source with `epochs` or `max_tokens` uses its own budget. The others share the rest in proportion to their
+    weights, or to their tokens if none has a weight. Shares are rounded so that they add up to the rest.
+
+    Args:
+        train_tokens: of each source.
+    """
+    total = config.total_tokens
+    found = [source.max_tokens for source in config.sources]
+    if total is None:
+        return found
+    own = [_own_budget(source, tokens) for source, tokens in zip(config.sources, train_tokens, strict=True)]
+    used = math.ceil(sum(budget for budget in own if budget is not None))
+    sharing = [number for number, budget in enumerate(own) if budget is None and train_tokens[number]]
+    weights = [config.sources[number].weight or train_tokens[number] for number in sharing]
+    if used >= total:
+        raise UserError(
+            f"total_tokens={total:,} does not exceed the {used:,} tokens that epochs and max_tokens give to single "
+            "sources",
+            fix=f"raise total_tokens above {used:,}, or lower epochs or max_tokens; the same command then keeps the "
+            "finished work",
+            code="counted-budgets-exceed-total",
+        )
+    if not sharing:
+        raise UserError(
+            f"total_tokens={total:,} leaves {total - used:,} tokens to sources that have no document to train on",
+            fix="give them more text, or remove total_tokens",
+            code="rest-without-documents",
+        )
+    ends = [round((total - used) * sum(weights[: count + 1]) / sum(weights)) for count in range(len(weights))]
+    for number, start, end in zip(sharing, [0, *ends], ends, strict=False):
+        found[number] = max(1, end - start)
+    return found
+
+
+def planned_use(config: PreparationConfig, train_tokens: Sequence[float]) -> list[float]:
+    """Return the use of each source relative to the others, as training mixes them; with a total, in tokens."""
+    budgets = source_budgets(config, train_tokens)
+    found = []
+    for source, tokens, budget in zip(config.sources, train_tokens, budgets, strict=True):
+        own = _own_budget(source, tokens)
+        if config.total_tokens is not None:
+            found.append(float(budget or 0) if own is None else own)
+        else:
+            found.append(source.weight if source.weight is not None else tokens if own is None else own)
+    return found
+
+
+def _own_budget(source: Source, train_tokens: float) -> float | None:
+    """Return the tokens that `epochs` and `max_tokens` give a source of `train_tokens` tokens; None without both."""
+    bounds = [float(source.max_tokens)] if source.max_tokens is not None else []
+    bounds += [source.epochs * train_tokens] if source.epochs is not None else []
+    return min(bounds, default=None)

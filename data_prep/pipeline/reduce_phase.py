@@ -19,13 +19,11 @@ from data_prep.base.errors import UserError
 from data_prep.dataset.counts import SOURCE_COLUMNS
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.shards import shard_name
-from data_prep.executors.phases import PhaseRunner, add_up_results
-from data_prep.executors.tally import Counts, Tally, unpack_counts
-from data_prep.pipeline.gather_task import gather_group, gathered_url
+from data_prep.executors.phases import Counts, PhaseRunner, Tally, add_up_results, unpack_counts
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan
-from data_prep.pipeline.reduce_task import Shard, reduce_shard, result_url
+from data_prep.pipeline.reduce_task import Shard, gather_group, gathered_url, reduce_shard, result_url
 from data_prep.pipeline.sections import read_summary
 from data_prep.storage.work_files import read_state
 
@@ -58,11 +56,7 @@ class ShardTotals:
 
 
 def gather(job: Job, summary: MapSummary, runner: PhaseRunner) -> MapSummary:
-    """Gather the groups, if the plan has any; return the summary with the counts of each destination.
-
-    Raises:
-        UserError: a work file is damaged.
-    """
+    """Gather the groups, if the plan has any; return the summary with the counts of each destination."""
     if not job.destinations.num_groups:
         return summary
     groups = range(job.destinations.num_groups)  # a shard of a source reads every group that may hold it
@@ -88,9 +82,6 @@ def make_shards(plan: Plan, job: Job, summary: MapSummary, first_shard: int, run
 
     Args:
         summary: as `gather` returns it.
-
-    Raises:
-        UserError: the held-out document is the only one.
     """
     shards = _shards(plan, summary, first_shard)
     totals = _run(job, shards, runner, "shards")

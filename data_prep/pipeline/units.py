@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from data_prep.base.errors import UsageError
-from data_prep.documents.input_units import InputUnit, growth_of
+from data_prep.documents.input_files import InputUnit
 from data_prep.storage import storage
 
 MAX_UNITS = 4096
@@ -59,21 +59,16 @@ def group_parts(parts: Sequence[InputUnit], unit_bytes: int) -> tuple[Unit, ...]
     Any two neighbors of one source that are below `MAX_PARTS` hold more than `unit_bytes` together, so there are at
     most 2 * text bytes / unit_bytes + parts / MAX_PARTS + sources + 1 units.
     """
-    return tuple(Unit(number, tuple(group)) for number, group in enumerate(_groups(parts, unit_bytes)))
-
-
-def _groups(parts: Sequence[InputUnit], unit_bytes: int) -> Iterator[list[InputUnit]]:
-    group: list[InputUnit] = []
-    held = 0.0
+    groups, held = list[list[InputUnit]](), 0.0
     for part in parts:
-        size = part.bytes * growth_of(part.url, part.format)
-        if group and (part.source != group[0].source or held + size > unit_bytes or len(group) >= MAX_PARTS):
-            yield group
-            group, held = [], 0.0
-        group.append(part)
+        size = part.bytes * part.format.growth
+        last = groups[-1] if groups else []
+        if not last or part.source != last[0].source or held + size > unit_bytes or len(last) >= MAX_PARTS:
+            groups.append([])
+            held = 0.0
+        groups[-1].append(part)
         held += size
-    if group:
-        yield group
+    return tuple(Unit(number, tuple(group)) for number, group in enumerate(groups))
 
 
 # Cost of a unit besides its bytes, in bytes, so that many tiny files are also divided evenly by number.
@@ -90,11 +85,7 @@ class ShardRange:
 
     @classmethod
     def parse(cls, text: str) -> ShardRange:
-        """Read "3/16".
-
-        Raises:
-            UsageError: it is something else.
-        """
+        """Read "3/16"."""
         match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
         if match is None or not 1 <= int(match[1]) <= int(match[2]) <= _MOST_RANGES:
             raise UsageError(

@@ -9,11 +9,10 @@ from typing import Any
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from data_prep.base.terminal import counted
-from data_prep.dataset.addition import check_source_names, config_of_source
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import InputRecord, read_inputs
 from data_prep.dataset.missing_data_set import PLAN_NAME
-from data_prep.dataset.safeguards import NO_SETTINGS
+from data_prep.dataset.safeguards import NO_SETTINGS, check_source_names, config_of_source
 from data_prep.dataset.shards import SHARD_NAME
 from data_prep.dataset.versions import (
     OLD_REPAIR_WORK,
@@ -26,8 +25,7 @@ from data_prep.dataset.versions import (
     stray_files,
 )
 from data_prep.pipeline.document_folders import remove_folders
-from data_prep.pipeline.plan import BUDGETS, REREAD, Plan
-from data_prep.pipeline.plan_changes import changed_inputs, description, differences, stamps_of
+from data_prep.pipeline.plan import BUDGETS, REREAD, Plan, changed_inputs, description, differences, stamps_of
 from data_prep.storage import storage
 from data_prep.storage.work_files import read_state, write_state
 
@@ -36,11 +34,7 @@ _SHOWN = 5
 
 
 def finished_manifest(plan: Plan, output: str) -> Manifest | None:
-    """Return the manifest if `output` holds the finished result of this plan; None if nothing is finished.
-
-    Raises:
-        UserError: it holds the result of another preparation; the message lists the differences.
-    """
+    """Return the manifest if `output` holds the finished result of this plan; None if nothing is finished."""
     if not storage.exists(storage.join(output, MANIFEST_NAME)):
         return None
     manifest = read_manifest(output)
@@ -61,9 +55,6 @@ def begin_work(plan: Plan, output: str, is_alone: bool = False) -> None:
     Work that stopped at bad input resumes if bad input is skipped now: its finished units had none. It resumes with
     other budgets too, which only the manifest holds. Where `is_alone`, so that no other process works on ranges, it
     resumes with other filters or fields of a source too, and with other kept documents; all units are named by those.
-
-    Raises:
-        UserError: `output` holds other unfinished work; the message lists the differences.
     """
     url = storage.join(output, PLAN_NAME)
     mine = {
@@ -206,10 +197,6 @@ def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
     """Remove the files of preparations in `output`, the manifest first; other files stay.
 
     If the data set is being extended, only files of no version are removed.
-
-    Raises:
-        UserError: the data set has removals or additions, which a fresh start would undo; or a removal from the data
-            set that is added to is not finished.
     """
     if plan.parent is None:
         refuse_to_undo_changes(output)
@@ -224,7 +211,7 @@ def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
 
 
 def preparations_in(output: str) -> list[dict[str, Any]]:
-    """Return the descriptions (`plan_changes.description`) of the finished and of the unfinished work in `output`.
+    """Return the descriptions (`plan.description`) of the finished and of the unfinished work in `output`.
 
     What is damaged is left out.
     """
@@ -251,11 +238,7 @@ def unfinished_preparation(output: str) -> list[dict[str, Any]]:
 
 
 def refuse_to_undo_changes(output: str) -> None:
-    """Refuse to replace a data set that `remove` or `shards --add-to` changed.
-
-    Raises:
-        UserError: it has removals, or more than one version.
-    """
+    """Refuse to replace a data set that `remove` or `shards --add-to` changed."""
     where, fix = storage.redact(output), "choose another output folder, or delete this one first"
     try:
         manifest = read_manifest(output) if storage.exists(storage.join(output, MANIFEST_NAME)) else None
@@ -292,11 +275,7 @@ def refuse_to_undo_changes(output: str) -> None:
 
 
 def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str]) -> list[str]:
-    """Return the differences to the preparation of the manifest, or to the part of it with the plan's sources.
-
-    Raises:
-        UsageError: the plan is another addition with the name of a source that the data set has or had.
-    """
+    """Return the differences to the preparation of the manifest, or to the part of it with the plan's sources."""
     removed = sorted(manifest.removed_sources.intersection(taken))
     config = manifest.preparations[0] if plan.parent is None else config_of_source(manifest, taken[0])
     if plan.parent is not None and (removed or config is None):

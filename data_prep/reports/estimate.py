@@ -23,7 +23,7 @@ from data_prep.base.terminal import counted
 from data_prep.config.preparation_config import INHERITED_BY_SOURCES, DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_units import InputUnit, cannot_be_split, file_format, is_one_document
+from data_prep.documents.input_files import InputUnit
 from data_prep.documents.lines import Line, blank_line_blocks, bounded_lines, skip_to_line
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.chain import StepCost
@@ -31,8 +31,8 @@ from data_prep.filters.registry import without_logins
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.map_phase import check_sources
 from data_prep.pipeline.plan import BUDGETS, Plan
+from data_prep.pipeline.publication import planned_use
 from data_prep.pipeline.sections import join_sections
-from data_prep.pipeline.source_budgets import planned_use
 from data_prep.storage import storage
 from data_prep.storage.compression import decompress, undamaged_pieces
 from data_prep.text.text_batch import batches
@@ -126,7 +126,7 @@ def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
     """
     groups: dict[tuple[int, tuple[str, str]], list[InputUnit]] = {}
     for unit in plan.parts:
-        groups.setdefault((unit.source, file_format(unit.url, unit.format)), []).append(unit)
+        groups.setdefault((unit.source, (unit.format.ending, unit.format.compression)), []).append(unit)
     few = max(1, SAMPLED_UNITS // max(len(groups), 1))
     chosen = {unit for units in groups.values() for unit in _spread(units, few)}
     most_characters = SAMPLE_CHARACTERS // max(len(chosen), 1)
@@ -145,7 +145,8 @@ def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
     for (source, (ending, _)), units in groups.items():
         read = [(unit, *samples[unit]) for unit in units if unit in samples]
         sampled = _total(figures.scaled(unit.bytes) for unit, figures, _ in read)
-        num_files = len(units) / len(read) if is_one_document(ending, plan.config.documents) else None
+        is_one_document = plan.formats[ending].is_one_document(plan.config.documents)
+        num_files = len(units) / len(read) if is_one_document else None
         found = sampled.scaled(sum(unit.bytes for unit in units), num_files)
         parts[plan.config.sources[source].name].append(found)
         largest = max(unit.bytes for unit in units)
@@ -232,9 +233,9 @@ def _bytes_of(unit: InputUnit, num_documents: int, reader: DocumentReader, setti
     """About how many bytes of its file the unit's first documents take."""
     if reader.num_rows is not None:
         return unit.bytes * num_documents / max(reader.num_rows, 1)
-    ending, compression = file_format(unit.url, unit.format)
-    if is_one_document(ending, settings) or ending not in _LINES:
-        return unit.bytes if is_one_document(ending, settings) else reader.bytes_read
+    ending, compression = unit.format.ending, unit.format.compression
+    if reader.is_one_document or ending not in _LINES:
+        return unit.bytes if reader.is_one_document else reader.bytes_read
     with storage.open_read(unit.url) as raw:
         raw.seek(max(0, unit.start - 1))
         stream = decompress(cast(io.RawIOBase, raw), compression)
@@ -420,7 +421,7 @@ def _not_counted(plan: Plan, is_all: bool) -> Iterator[str]:
 def _unsplittable(plan: Plan) -> Iterator[str]:
     """Say which files are one unit each whatever their size, the largest first."""
     unit_bytes = plan.config.shards.unit_bytes
-    whole = [file for file in plan.inputs if file.bytes > unit_bytes and cannot_be_split(file.url, file.format)]
+    whole = [file for file in plan.inputs if file.bytes > unit_bytes and not file.format.can_be_split]
     if whole:
         whole.sort(key=lambda file: -file.bytes)
         named = ", ".join(f"{storage.redact(file.url)} ({file.bytes / 1e6:,.1f} MB)" for file in whole[:_SHOWN_FILES])

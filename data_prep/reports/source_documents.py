@@ -10,7 +10,7 @@ from data_prep.base.terminal import printable
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.provenance_sidecar import read_provenance
 from data_prep.dataset.removal_request import source_number
-from data_prep.dataset.shard_index import read_index
+from data_prep.dataset.shards import read_index
 
 _HEADER = "document id\tcorpus id\tURL\tnote"
 

@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.base.progress import Progress
 from data_prep.dataset.counts import read_token_counts
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
-from data_prep.dataset.shard_index import read_index
+from data_prep.dataset.shards import read_index
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 

@@ -152,11 +152,7 @@ class Normalization(Settings):
 
 
 def normalize(text: str, normalization: Normalization) -> str:
-    """Return the text for the tokenizer: words with one space before each, or "" if nothing is left.
-
-    Raises:
-        UserError: more than twice `MAX_MARKS` combining marks in a row.
-    """
+    """Return the text for the tokenizer: words with one space before each, or "" if nothing is left."""
     words = clean(text, normalization).split()
     return (b" " + b" ".join(words)).decode() if words else ""
 
@@ -165,9 +161,6 @@ def clean(text: str, normalization: Normalization) -> bytes:
     """Return the text in UTF-8, normalized but for the runs of white space.
 
     The only white space left is spaces and newlines; a run with two or more newlines separates paragraphs.
-
-    Raises:
-        UserError: more than twice `MAX_MARKS` combining marks in a row.
     """
     data = text.encode("utf-8", "surrogatepass")
     if not text.isascii() and not _is_plain(data, normalization):

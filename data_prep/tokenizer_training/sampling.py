@@ -29,7 +29,8 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.logs import logger
 from data_prep.base.progress import Progress
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
-from data_prep.documents.input_units import InputUnit
+from data_prep.documents.formats.format_registry import Formats
+from data_prep.documents.input_files import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.executors.executors import Executor, num_processes, run_units, shared
 from data_prep.filters.chain import SourceReading, filter_identities
@@ -161,7 +162,8 @@ def draw_sample(
     shutil.rmtree(work, ignore_errors=True)
     settings = config.tokenizer
     parts, multipliers = [SampleUnit(*each) for each in enumerate(units)], None
-    job = SampleJob(SourceReading.of(config, filter_identities(config), {}), settings, str(work))
+    formats = Formats.of(config).for_files(unit.format for unit in units)
+    job = SampleJob(SourceReading.of(config, filter_identities(config), formats), settings, str(work))
     if settings.sampling_alpha < 1:
         shares = CorpusCounts()
         for counts in _run("counting", count_unit, job, parts, executor):
@@ -360,7 +362,7 @@ def _read_lazily(job: SampleJob, unit: SampleUnit, writer: _Writer) -> CorpusCou
     settings, source, reader = job.reading.settings[number], job.reading.names[number], job.reading.reader(unit.part)
     chain, normalization = job.reading.filters(number), job.settings.normalization
     try:
-        read = ((document, reader.position) for document in reader)
+        read = ((document, reader.rejects.position) for document in reader)
         for batch in batches(read, lambda each: len(each[0].text), _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
             texts = _cleaned([document.text for document, _ in batch], normalization)
             for (document, position), cleaned in zip(batch, texts, strict=True):
@@ -370,7 +372,7 @@ def _read_lazily(job: SampleJob, unit: SampleUnit, writer: _Writer) -> CorpusCou
                 rank = hash_of(cleaned, job.settings.seed)
                 if not writer.needs(rank):
                     continue
-                reader.position = position  # which errors of filters name
+                reader.rejects.position = position  # which errors of filters name
                 kept, reason = chain.judge(document, reader)
                 final, language_after = cleaned, language_label(kept.language or settings.language)
                 if reason is None:

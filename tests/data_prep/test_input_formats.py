@@ -95,7 +95,7 @@ def test_a_named_format_is_part_of_the_identity_only_where_it_changes_what_is_re
     assert plain == same and "format" not in plain["sources"][0]
     assert other["sources"][0]["format"] == "txt"
     of_all = planned({"named": tmp_path / "a.jsonl"}, tokenizer, documents={"format": "TXT"}).plan
-    assert of_all.described_config() == other and of_all.inputs[0].format == "txt"
+    assert of_all.described_config() == other and of_all.inputs[0].format.named == "txt"
 
 
 @pytest.mark.long

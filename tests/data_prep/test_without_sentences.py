@@ -9,7 +9,7 @@ import pytest
 
 from data_prep import open_dataset, train_tokenizer
 from data_prep.base.errors import UserError
-from data_prep.dataset.shard_index import read_index
+from data_prep.dataset.shards import read_index
 from tests.support.data_prep_command import Command
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import write_wordpiece

@@ -18,8 +18,8 @@ import torch
 
 from data_prep import prepare
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import MANIFEST_NAME, list_versions, read_manifest
+from data_prep.dataset.removed_names import removed_ids
 from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizer.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
 from tests.fuzzing.test_fuzz_checkpoint import TENSORS, sign

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from data_prep.dataset.file_checks import SidecarTask, check_sidecar
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, ShardProvenance, write_provenance
-from data_prep.dataset.takedown_lists import URL_NAMES, read_document_ids, read_list
+from data_prep.dataset.removed_names import URL_NAMES, read_document_ids, read_list
 from tests.fuzzing.mutations import damage, fuzz, mutated_bytes
 from tests.fuzzing.watching import read_or_refuse
 from tests.support.living_data_sets import FileRecord

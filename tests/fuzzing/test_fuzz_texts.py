@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.dataset.takedown_lists import read_document_ids
+from data_prep.dataset.removed_names import read_document_ids
 from launch.embed import input_texts
 from launch.fill_mask import read_texts
 from launch.next_sentence import read_pairs

@@ -21,11 +21,11 @@ from data_prep.dataset.manifest_records import SplitRecord as SplitRecord
 from data_prep.dataset.manifest_records import TokenizerRecord as TokenizerRecord
 from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
-from data_prep.dataset.shard_index import ShardIndex as ShardIndex
-from data_prep.dataset.shard_index import read_index as read_index
-from data_prep.dataset.shard_index import starts_of as starts_of
 from data_prep.dataset.shards import Record as Record
+from data_prep.dataset.shards import ShardIndex as ShardIndex
+from data_prep.dataset.shards import read_index as read_index
 from data_prep.dataset.shards import read_records as read_records
+from data_prep.dataset.shards import starts_of as starts_of
 from data_prep.dataset.shards import write_shard as write_shard
 from data_prep.executors.executors import Executor
 from tests.support.preparations import prepared, write_texts

@@ -23,5 +23,5 @@ def test_safetensors_raises_key_errors_where_numpy_has_no_such_type() -> None:
     with pytest.raises(Exception, match=".") as caught:
         safetensors.numpy.load(tensor_file("BF16"))
     assert not isinstance(caught.value, safetensors.SafetensorError), (
-        "TENSOR_FAULTS of dataset/shard_index.py may be SafetensorError alone"
+        "TENSOR_FAULTS of dataset/shards.py may be SafetensorError alone"
     )

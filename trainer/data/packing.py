@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from data_prep.dataset.shard_index import ShardIndex
+from data_prep.dataset.shards import ShardIndex
 from trainer.config.objective_settings import PairTask
 from trainer.data.batch import IGNORED
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from data_prep.dataset.shard_index import ShardIndex
+from data_prep.dataset.shards import ShardIndex
 from trainer.config.objective_settings import PairTask
 from trainer.data.batch import IGNORED
 from trainer.data.packing import SPECIAL_POSITIONS, document_starts

@@ -18,7 +18,7 @@ from data_prep.dataset.counts import read_token_counts
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.missing_data_set import PLAN_NAME, holds_tokenizer, is_text_file, tokenizer_instead_of_shards
-from data_prep.dataset.shard_index import ShardIndex, read_index
+from data_prep.dataset.shards import ShardIndex, read_index
 from data_prep.storage import storage
 from data_prep.storage.hub import download_from_hub, hub_name
 from data_prep.tokenizer.tokenizer import Tokenizer

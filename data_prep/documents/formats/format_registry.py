@@ -9,19 +9,19 @@ import importlib
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, BinaryIO
 
 from data_prep.base.errors import UsageError, UserError, failure
 from data_prep.base.registries import Registry
 from data_prep.base.source_digest import check_module_unchanged, module_digest
+from data_prep.config.preparation_config import PreparationConfig
 from data_prep.documents.document import Document, is_json, wrong_values
-from data_prep.documents.formats.arrow_format import ArrowFormat
 from data_prep.documents.formats.csv_format import CsvFormat, TsvFormat
 from data_prep.documents.formats.input_format import Format, Reading, document_of
-from data_prep.documents.formats.json_format import JsonLinesFormat
-from data_prep.documents.formats.parquet_format import ParquetFormat
-from data_prep.documents.formats.text_format import TextFormat
+from data_prep.documents.formats.table_formats import ArrowFormat, ParquetFormat
+from data_prep.documents.formats.text_format import JsonLinesFormat, TextFormat
 from data_prep.documents.rejects import BadInput, Fault
 from data_prep.storage import storage
 from data_prep.storage.compression import COMPRESSIONS, DAMAGE
@@ -43,150 +43,177 @@ BUILT_IN: tuple[Format, ...] = (
     TsvFormat(),
     ArrowFormat(),
 )
-_of_settings: dict[str, tuple[Format, str]] = {}
-"""By ending, a format of the settings, and the digest of the code that it was made from."""
-_of_packages: dict[str, tuple[Format, str]] = {}
+_BY_ENDING: dict[str, Format] = {ending: item for item in BUILT_IN for ending in item.endings}
+_COMPRESSED_GROWTH = 3.0  # text bytes of a compressed byte, about
 
 
-def use_formats(formats: Mapping[str, str], begins: bool = False) -> None:
-    """Register formats (`module:function`) for file endings, or for their own names, in this process.
+@dataclass(frozen=True)
+class FileFormat:
+    """How a file is read; its compression and its format, which `Formats` holds by its ending.
 
-    Args:
-        begins: where work begins; formats of earlier work are forgotten, and the files of modules are compared.
-
-    Raises:
-        UsageError: an ending is that of a built-in format, or a format cannot be imported.
-        UserError: with `begins`, the file of a format's module changed after the module was imported.
+    Attributes:
+        ending: of the format, such as .jsonl; `module:function` of one that only a source names.
+        compression: its ending, such as .gz; empty for none.
+        named: the format that the file's source names, where it is another than that of the file's ending.
+        growth: about how many bytes of text a byte of the file is.
+        has_fields: whether the documents have fields besides the text.
+        can_be_split: whether a large file is read in parts; a compressed one is read from its beginning.
     """
-    for ending in [ending for ending in _of_settings if begins and ending not in formats]:
-        del _of_settings[ending]
-    for ending, path in formats.items():
-        _of_settings[ending] = _current(_of_settings, ending, path)
-        if begins:
+
+    ending: str
+    compression: str
+    named: str | None
+    growth: float
+    has_fields: bool
+    can_be_split: bool
+
+
+_file_format = cache(FileFormat)  # one object for many files, which travels with a task once
+
+
+@dataclass(frozen=True)
+class Formats:
+    """The formats of a preparation: the built-in ones, those of its settings, and those of installed packages.
+
+    Each process makes a format when it first reads a file of it.
+
+    Attributes:
+        paths: `module:function` of the formats of the settings, by the ending of their files, or by itself for one that
+            a source names.
+        identities: by ending, the name and the source digest of the custom formats when the work began; a format with
+            another identity is refused.
+    """
+
+    paths: Mapping[str, str] = field(default_factory=dict)
+    identities: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    _made: dict[str, Format] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, config: PreparationConfig) -> Formats:
+        """Return the formats of a configuration, made of the code of now."""
+        named = [settings.format for settings in map(config.documents_of, config.sources) if settings.format]
+        formats = cls({**config.documents.formats, **{name: name for name in named if ":" in name}})
+        for ending, path in formats.paths.items():
+            formats[ending]
             check_module_unchanged(_module_of(path))
+        for name in named:
+            formats._named(name)
+        return formats
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": {}}
 
-def check_formats(formats: Mapping[str, str], planned: Mapping[str, Mapping[str, str]]) -> None:
-    """Check that the formats in this process are those of the plan, as `described_formats` gave them.
+    def __getitem__(self, ending: str) -> Format:
+        """Return the format of an ending."""
+        if ending in _BY_ENDING and ending not in self.paths:
+            return _BY_ENDING[ending]
+        if ending not in self._made:
+            item = _custom(ending, self.paths.get(ending) or _installed_paths().get(ending, ending))
+            if self.identities.get(ending, identity := _identity(item)) != identity:
+                raise UserError(
+                    f"the format {item.path} of this process differs from that at the start of the preparation",
+                    fix="install the same versions on every machine, restart its workers, or run the command again "
+                    "with --fresh",
+                    code="formats-changed",
+                )
+            self._made[ending] = item
+        return self._made[ending]
 
-    Raises:
-        UserError: the code of one is another.
-    """
-    use_formats(formats)
-    for ending, identity in planned.items():
-        item = format_named(ending)[0]
-        if _identity(item) != identity:
-            raise UserError(
-                f"the format {item.path} of this process differs from that at the start of the preparation",
-                fix="install the same versions on every machine, restart its workers, or run the command again with "
-                "--fresh",
-                code="formats-changed",
+    def for_files(self, files: Iterable[FileFormat]) -> Formats:
+        """Return the formats with the identities of those custom ones that read the files."""
+        items = {ending: self[ending] for ending in dict.fromkeys(file.ending for file in files)}
+        custom = {ending: item for ending, item in items.items() if item.path}
+        found = replace(self, identities={ending: _identity(item) for ending, item in custom.items()})
+        found._made.update(custom)
+        return found
+
+    def supports(self, url: str) -> bool:
+        """Return whether a file of this name has a format."""
+        return bool(self._by_name(url)[0])
+
+    def of_file(self, url: str, named: str | None = None) -> FileFormat:
+        """Return how a file is read, by its name or by the format that its source names.
+
+        Args:
+            named: such as jsonl, .jsonl, jsonl.gz or module:function; it counts instead of the ending.
+
+        Raises:
+            UsageError: the type of the file is unsupported, or the named format is unknown.
+        """
+        ending, compression = self._by_name(url)
+        if named is None and not ending:
+            raise UsageError(
+                f"input {storage.redact(url)} has an unsupported file type; {self._listed()}",
+                fix="name the format of the source with sources[].format (--input-format), rename or convert the file, "
+                "or set a custom format for its ending in documents.formats",
+                code="unsupported-file-type",
             )
-
-
-def format_of(url: str, named: str | None = None) -> tuple[Format, str, str]:
-    """Return format, ending and compression of a file by its name, such as (..., ".jsonl", ".gz").
-
-    Args:
-        named: the format that the file's source names, which counts instead of the ending; see `format_named`.
-
-    Raises:
-        UsageError: the type of the file is unsupported, or the named format is unknown.
-    """
-    name = (storage.redact(url) if url.startswith(("http://", "https://")) else url).lower()
-    compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
-    if named is not None:
-        item, ending, own_compression = format_named(named)
-        return item, ending, own_compression or compression
-    plain = name.removesuffix(compression)
-    for ending, item in (known := _known(plain.endswith)).items():
-        if plain.endswith(ending):
-            return item, ending, compression
-    raise UsageError(
-        f"input {storage.redact(url)} has an unsupported file type; {_listed(known)}",
-        fix="name the format of the source with sources[].format (--input-format), rename or convert the file, or set "
-        "a custom format for its ending in documents.formats",
-        code="unsupported-file-type",
-    )
-
-
-def format_named(named: str) -> tuple[Format, str, str]:
-    """Return format, ending and compression of a name such as jsonl, .jsonl, jsonl.gz or module:function.
-
-    The ending of `module:function` is the name itself.
-
-    Raises:
-        UsageError: the format is unknown, or cannot be imported.
-    """
-    if ":" in named:
-        use_formats({named: named})
-        return _of_settings[named][0], named, ""
-    whole = f".{named.lower().removeprefix('.')}"
-    compression = next((ending for ending in COMPRESSIONS if whole.endswith(ending)), "")
-    ending = whole.removesuffix(compression)
-    known = _known(lambda endings: ending in endings)
-    if ending not in known:
-        raise UsageError(
-            f"the format {named!r} is unknown; {_listed(known)}",
-            fix="name one of these, or module:function of your own format",
-            code="unknown-format",
+        if named is not None:
+            wanted, own_compression = self._named(named)
+            own_compression = own_compression or compression
+            if ending and self[ending] is self[wanted] and compression == own_compression:
+                named = None
+            else:
+                ending, compression = wanted, own_compression
+        item = self[ending]
+        return _file_format(
+            ending,
+            compression,
+            named,
+            growth=_COMPRESSED_GROWTH if compression else item.growth,
+            has_fields=item.has_fields,
+            can_be_split=not compression and type(item).cuts is not Format.cuts,
         )
-    return known[ending], ending, compression
+
+    def _by_name(self, url: str) -> tuple[str, str]:
+        """Return format and compression that a file's name ends in; the first is empty if it is unsupported."""
+        name = (storage.redact(url) if url.startswith(("http://", "https://")) else url).lower()
+        compression = _compression_of(name)
+        plain = name.removesuffix(compression)
+        return next((ending for ending in self._endings() if plain.endswith(ending)), ""), compression
+
+    def _named(self, named: str) -> tuple[str, str]:
+        if ":" in named:
+            return named, ""
+        whole = f".{named.lower().removeprefix('.')}"
+        compression = _compression_of(whole)
+        ending = whole.removesuffix(compression)
+        if ending not in self._endings():
+            raise UsageError(
+                f"the format {named!r} is unknown; {self._listed()}",
+                fix="name one of these, or module:function of your own format",
+                code="unknown-format",
+            )
+        return ending, compression
+
+    def _endings(self) -> Iterator[str]:
+        """Yield the known endings; those of installed packages, which takes reading all of them, come last."""
+        yield from _BY_ENDING
+        yield from (ending for ending in self.paths if ":" not in ending)
+        yield from _installed_paths()
+
+    def _listed(self) -> str:
+        endings = dict.fromkeys(self._endings())
+        return f"supported: {' '.join(endings)}, each of these also with {' '.join(COMPRESSIONS)} after it"
 
 
-def _known(suffices: Callable[[tuple[str, ...]], bool]) -> dict[str, Format]:
-    """Return formats by ending; those of packages, which takes reading all of them, if others do not suffice."""
-    known = {ending: item for item in BUILT_IN for ending in item.endings}
-    known |= {ending: item for ending, (item, _) in _of_settings.items() if ":" not in ending}
-    return known if suffices(tuple(known)) else known | _installed()
-
-
-def _listed(known: Iterable[str]) -> str:
-    return f"supported: {' '.join(known)}, each of these also with {' '.join(COMPRESSIONS)} after it"
-
-
-def is_supported(url: str) -> bool:
-    """Return whether a file of this name has a format."""
-    try:
-        format_of(url)
-    except UsageError:
-        return False
-    return True
-
-
-def described_formats(files: Iterable[tuple[str, str | None]]) -> dict[str, dict[str, str]]:
-    """Return the identity of the custom formats that the files use, by ending: name and source digest.
-
-    Args:
-        files: URL and named format of each.
-    """
-    described = {}
-    for item, ending, _ in (format_of(*file) for file in files):
-        if item.path and ending not in described:
-            described[ending] = _identity(item)
-    return described
+def _compression_of(name: str) -> str:
+    return next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
 
 
 def _identity(item: Format) -> dict[str, str]:
-    return {"name": item.path, "source_sha256": _digest_of(item.path)}
-
-
-def _digest_of(path: str) -> str:
-    """Return the digest of the code of a format; empty where it has no file."""
-    return module_digest(_module_of(path)) or ""
+    return {"name": item.path, "source_sha256": module_digest(_module_of(item.path)) or ""}
 
 
 def _module_of(path: str) -> types.ModuleType:
     return importlib.import_module(path.partition(":")[0])
 
 
-def _current(known: Mapping[str, tuple[Format, str]], ending: str, path: str) -> tuple[Format, str]:
-    """Return the format that this process has, unless its module was reloaded since; else a new one."""
-    item, digest = known.get(ending, (None, ""))
-    if item is None or item.path != path:
-        return _custom(ending, path), _digest_of(path)
-    now = _digest_of(path)
-    return (item, digest) if now == digest else (_custom(ending, path), now)
+@cache
+def _installed_paths() -> dict[str, str]:
+    """Return `module:function` of the formats of installed packages; an entry point is named by the ending, with or
+    without its dot."""
+    return {f".{name.removeprefix('.').lower()}": point.value for name, point in FORMATS.installed().items()}
 
 
 def read_documents(item: Format, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
@@ -194,28 +221,10 @@ def read_documents(item: Format, stream: BinaryIO, reading: Reading) -> Iterator
 
     Raises:
         BadInput: as `Format.documents`.
-        UserError: a user's function or class fails, or gives something else than a document.
     """
     if item.path and not isinstance(item, CustomFormat):
         return _checked(item, stream, reading)
     return item.documents(stream, reading)
-
-
-def sniffed(head: bytes) -> Format | None:
-    """Return the format that the first bytes of a file identify; None if they identify none."""
-    return next((item for item in BUILT_IN if item.matches(head)), None)
-
-
-def _installed() -> dict[str, Format]:
-    """Return the formats of installed packages; an entry point is named by the ending, with or without its dot."""
-    for ending, path in _installed_paths().items():
-        _of_packages[ending] = _current(_of_packages, ending, path)
-    return {ending: item for ending, (item, _) in _of_packages.items()}
-
-
-@cache
-def _installed_paths() -> dict[str, str]:
-    return {f".{name.removeprefix('.').lower()}": point.value for name, point in FORMATS.installed().items()}
 
 
 def _custom(ending: str, path: str) -> Format:
@@ -251,7 +260,6 @@ def _checked(item: Format, stream: BinaryIO, reading: Reading) -> Iterator[Docum
 
     Raises:
         BadInput: as `_explained`.
-        UserError: it fails or gives something else than a document.
     """
     ending, where = item.endings[0], reading.rejects.where
     for number, document in enumerate(_explained(partial(item.documents, stream, reading), ending, where), 1):
@@ -274,7 +282,6 @@ def _explained(read: Callable[[], Iterable[Any]], ending: str, where: str) -> It
 
     Raises:
         BadInput: the code raises ValueError: the file is damaged.
-        UserError: it raises anything else that does not come from the file itself.
     """
     number = 1
     try:

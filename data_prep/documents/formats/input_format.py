@@ -244,28 +244,18 @@ def _not_utf8(value: bytes, name: str | None) -> Fault:
     return Fault(f"is not UTF-8 in {name!r} (byte {start})", "invalid UTF-8", remedy)
 
 
-class NotText(Exception):
-    """Bytes that are not text: `what` is wrong, `reason` to count them under, `position` of the first such byte."""
-
-    def __init__(self, what: str, reason: str, position: int) -> None:
-        super().__init__(what)
-        self.what = what
-        self.reason = reason
-        self.position = position
-
-
 def decoded(data: bytes) -> str:
     """Return the text of UTF-8 bytes.
 
     Raises:
-        NotText: the bytes are not UTF-8, or contain NUL.
+        Fault: the bytes are not UTF-8, or contain NUL; it has the position of the first such byte.
     """
     if b"\0" in data:
-        raise NotText("is not text: it contains NUL", "binary", data.index(0))
+        raise Fault("is not text: it contains NUL", "binary", position=data.index(0))
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise NotText("is not UTF-8", "invalid UTF-8", error.start) from None
+        raise Fault("is not UTF-8", "invalid UTF-8", position=error.start) from None
 
 
 def listed(names: Sequence[str]) -> str:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.api import preparation_request
+from data_prep.api import prepare as preparing
 from data_prep.api.configuration import resolve_config
-from data_prep.api.preparation_request import Request, plan_preparation, request_preparation, workers_for
+from data_prep.api.prepare import Request, plan_preparation, request_preparation, workers_for
 from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import Source
 from data_prep.storage import storage
 from tests.support.error_codes import coded
 from tests.support.preparations import config_of
-from tests.support.reading import InputFile
+from tests.support.reading import file_of
 
 
 @pytest.fixture(autouse=True)
@@ -27,17 +27,17 @@ def no_options() -> Iterator[None]:
 
 def workers(wanted: int | None, *, megabytes: float, settings: tuple[str, ...] = (), output: str = "out") -> int:
     config = config_of("corpus.jsonl", "shards.seed=1", *settings)
-    file = InputFile("corpus.jsonl", 0, int(megabytes * 1e6), "")
+    file = file_of("corpus.jsonl", int(megabytes * 1e6))
     return workers_for(wanted, Request(config, (file,), "tokenizer", None, output))
 
 
 def test_little_text_is_not_worth_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation_request, "default_num_workers", lambda: 8)
+    monkeypatch.setattr(preparing, "default_num_workers", lambda: 8)
     assert [workers(None, megabytes=size) for size in (0.1, 13, 1000)] == [1, 3, 8]
 
 
 def test_a_number_that_is_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation_request, "default_num_workers", lambda: 8)
+    monkeypatch.setattr(preparing, "default_num_workers", lambda: 8)
     assert workers(3, megabytes=0.1) == 3
     assert workers(None, megabytes=0.1, settings=("num_workers=2",)) == 2
     assert workers(1, megabytes=1000, settings=("num_workers=2",)) == 1
@@ -49,7 +49,7 @@ def test_a_number_that_is_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_is_in_this_processs_memory_is_worked_on_by_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation_request, "default_num_workers", lambda: 8)
+    monkeypatch.setattr(preparing, "default_num_workers", lambda: 8)
     assert workers(None, megabytes=1000, output="memory://out") == 1
     assert workers(1, megabytes=1000, output="memory://out") == 1
     with pytest.raises(

@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import data_prep
 from data_prep.base.errors import UsageError, UserError
-from data_prep.executors.process_executor import ProcessExecutor
+from data_prep.executors.executors import ProcessExecutor
 from tests.support.data_prep_command import Command, files_of
 from tests.support.error_codes import coded
 
@@ -236,7 +236,7 @@ def test_storage_options_belong_to_the_call_and_to_its_data_set(
 LIVING_WORKERS = """
 import importlib, json, pathlib, sys
 import data_prep, own_filters, own_formats
-from data_prep.executors.process_executor import ProcessExecutor
+from data_prep.executors.executors import ProcessExecutor
 
 def prepare(name, entry, executor):
     config = {"documents": {"formats": {".own": "own_formats:read"}}, "shards": {"min_shards": 1, "unit_bytes": 1000}}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.commands.data_set import add_data_set, open_data_set
+from data_prep.commands.options import add_data_set, open_data_set
 from data_prep.storage import storage
 from tests.support.error_codes import coded
 

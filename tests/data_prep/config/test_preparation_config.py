@@ -12,7 +12,7 @@ from data_prep.api.configuration import resolve_config
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import describe
 from data_prep.config.preparation_config import DocumentSettings, FilterSettings, PreparationConfig, Source
-from data_prep.pipeline.source_budgets import source_budgets
+from data_prep.pipeline.publication import source_budgets
 from tests.support.error_codes import coded
 from tests.support.settings import yaml_of
 

@@ -13,9 +13,12 @@ import pytest
 
 from data_prep import open_dataset, verify
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.addition import check_source_names, config_of_source, grow, known_ids, removed_ids
 from data_prep.dataset.counts import read_token_counts, unigram_entropy_nats
 from data_prep.dataset.manifest import Manifest, list_versions
+from data_prep.dataset.removed_names import removed_ids
+from data_prep.dataset.safeguards import check_source_names, config_of_source
+from data_prep.pipeline.exclusion_phase import known_ids
+from data_prep.pipeline.publication import grow
 from tests.support.error_codes import coded
 from tests.support.kill_points import stopped_after
 from tests.support.living_data_sets import contents, document_ids, file_bytes, make_data_set, problems_of, remove

@@ -19,7 +19,7 @@ from data_prep.dataset.counts import (
     read_token_counts,
     unigram_entropy_nats,
 )
-from data_prep.executors.tally import pack_counts, unpack_counts
+from data_prep.executors.phases import pack_counts, unpack_counts
 from tests.support.living_data_sets import Record, records_of
 
 

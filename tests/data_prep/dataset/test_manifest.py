@@ -14,7 +14,7 @@ import data_prep
 from data_prep.base.errors import UserError
 from data_prep.dataset.data_card import data_card
 from data_prep.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
-from data_prep.dataset.manifest_records import UNKNOWN_STEP, step_of
+from data_prep.dataset.manifest_records import step_of
 from tests.support.error_codes import coded
 
 
@@ -66,30 +66,17 @@ def test_an_empty_split_and_no_sources_are_allowed(small_shards: Path) -> None:
     assert not Manifest.model_validate({**values, "valid": nothing, "sources": []}).valid.shards
 
 
-def reasons_in_the_source() -> set[str]:
-    """Every reason for dropping a document that the code of preparation names."""
-    trees = [ast.parse(path.read_text()) for path in Path(data_prep.__path__[0]).rglob("*.py")]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    constants = {
-        target.id: node.value
-        for node in nodes
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name) and target.id.isupper()
-    }
+def reasons_of_later_steps() -> set[str]:
+    """Every reason for dropping a document that the code of the pipeline names."""
+    folder = Path(data_prep.__path__[0]) / "pipeline"
+    nodes = [node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
     texts: list[ast.expr | None] = []
     for node in nodes:
-        if isinstance(node, ast.Call):
-            position = {"Fault": 1, "BadInput": 1, "NotText": 1, "_drop": 0}.get(_name(node.func))
-            texts += node.args[position : position + 1] if position is not None else []
+        if isinstance(node, ast.Call) and _name(node.func) == "_drop":
+            texts.append(node.args[0])
         elif isinstance(node, ast.Subscript) and _name(node.value) in ("dropped", "_dropped", "drops", "ids_by_reason"):
             texts.append(node.slice)
-        elif isinstance(node, ast.ClassDef) and node.name == "BadInput":
-            texts += [value for each in ast.walk(node) if isinstance(each, ast.arguments) for value in each.defaults]
-        elif isinstance(node, ast.Dict) and (None, "dropped") in zip(node.keys, map(_name, node.values), strict=True):
-            texts += node.keys
-    named = [constants.get(_name(text), text) for text in texts]
-    return {text.value for text in named if isinstance(text, ast.Constant) and isinstance(text.value, str)} - {""}
+    return {text.value for text in texts if isinstance(text, ast.Constant) and isinstance(text.value, str)}
 
 
 def _name(node: ast.expr | None) -> str:
@@ -97,23 +84,24 @@ def _name(node: ast.expr | None) -> str:
 
 
 @pytest.mark.long
-def test_every_reason_belongs_to_a_step() -> None:
-    """A new reason cannot be forgotten in the table of steps."""
-    reasons = reasons_in_the_source()
-    assert {"invalid JSON", "invalid CSV", "missing field", "empty", "damaged file"} <= reasons
-    assert {reason for reason in reasons if step_of(reason) == UNKNOWN_STEP} == set()
+def test_every_reason_of_a_later_step_belongs_to_it() -> None:
+    """Reading has all reasons that no later step has, so that a new one of the pipeline must be in the table."""
+    reasons = reasons_of_later_steps()
+    assert {"empty", "too short", "duplicate", "near duplicate"} <= reasons
+    assert {reason for reason in reasons if step_of(reason) == "reading"} == set()
 
 
-def test_reasons_of_filters_and_unknown_ones_are_counted_in_the_steps(small_shards: Path) -> None:
+def test_reasons_of_filters_and_formats_are_counted_in_the_steps(small_shards: Path) -> None:
     manifest = read_manifest(str(small_shards))
     (source,) = manifest.sources
     dropped = {"too short": 3, "filter metadata: no score": 2, "forgotten": 5, "invalid JSON": 1}
     manifest = manifest.model_copy(update={"sources": (source.model_copy(update={"dropped": dropped}),)})
     assert manifest.dropped == {
-        "invalid JSON": 1, "filter metadata: no score": 2, "too short": 3, "forgotten": 5
+        "forgotten": 5, "invalid JSON": 1, "filter metadata: no score": 2, "too short": 3
     }  # fmt: skip
     steps = {step.name: step for step in manifest.steps}
-    assert list(steps) == ["reading", "filtering", "cleaning", "deduplication", "removal", "unknown"]
+    assert list(steps) == ["reading", "filtering", "cleaning", "deduplication", "removal"]
+    assert steps["reading"].dropped == {"forgotten": 5, "invalid JSON": 1}
     assert steps["filtering"].dropped == {"filter metadata: no score": 2}
     assert manifest.steps[0].documents_in == source.documents + 11
     assert manifest.steps[-1].documents_out == source.documents, "nothing is lost"

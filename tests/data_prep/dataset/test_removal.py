@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from data_prep import open_dataset, verify
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import MANIFEST_NAME, list_versions
-from data_prep.dataset.takedown_lists import read_document_ids
+from data_prep.dataset.removed_names import read_document_ids, removed_ids
 from data_prep.dataset.versions import delete_older_versions
 from data_prep.storage import storage
 from tests.support.error_codes import coded

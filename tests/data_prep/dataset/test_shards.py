@@ -16,8 +16,7 @@ import pytest
 import safetensors.numpy
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.shard_index import read_index
-from data_prep.dataset.shards import Record, index_of, read_records, write_shard
+from data_prep.dataset.shards import Record, index_of, read_index, read_records, write_shard
 from data_prep.storage import storage
 from tests.support.living_data_sets import ShardRecord
 

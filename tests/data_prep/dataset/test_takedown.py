@@ -11,12 +11,11 @@ import pytest
 
 from data_prep import open_dataset, prepare
 from data_prep.base.errors import UserError
-from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.data_card import write_data_card
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance, write_provenance
 from data_prep.dataset.removal_request import RemovalRequest, find_listed
-from data_prep.dataset.takedown_lists import ID_NAMES, URL_NAMES, read_list
+from data_prep.dataset.removed_names import ID_NAMES, URL_NAMES, read_list, removed_ids
 from data_prep.storage import storage
 from tests.support.data_prep_command import Command
 from tests.support.error_codes import coded

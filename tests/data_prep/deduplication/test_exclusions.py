@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.deduplication.exclusions import read_exclusions, write_exclusions
+from data_prep.pipeline.exclusion_phase import read_exclusions, write_exclusions
 from tests.support.work_units import Destinations
 
 PAIRS = np.column_stack([np.arange(9), np.full(9, 7)])

@@ -19,8 +19,7 @@ from data_prep.deduplication.near_duplicates import (
     shard_signatures_url,
     signatures_url,
 )
-from data_prep.deduplication.signature_files import SignatureFiles, open_signatures
-from data_prep.deduplication.signatures import signatures
+from data_prep.deduplication.signature_files import SignatureFiles, open_signatures, signatures
 from data_prep.deduplication.similarity_search import MAX_LEADERS, band_keys, choose_bands
 from data_prep.executors.executors import run_units
 from data_prep.storage import storage

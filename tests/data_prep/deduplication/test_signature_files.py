@@ -9,8 +9,7 @@ import pytest
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DeduplicationSettings
 from data_prep.deduplication import signature_files
-from data_prep.deduplication.signature_files import MAX_PARTS, SignatureFiles, open_signatures
-from data_prep.deduplication.signatures import signatures
+from data_prep.deduplication.signature_files import MAX_PARTS, SignatureFiles, open_signatures, signatures
 from data_prep.deduplication.similarity_search import band_keys, choose_bands
 from tests.support.error_codes import coded
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.config.preparation_config import DeduplicationSettings
-from data_prep.deduplication import signatures as signature_module
-from data_prep.deduplication.signatures import ngram_hashes, signatures
+from data_prep.deduplication import signature_files as signature_module
+from data_prep.deduplication.signature_files import ngram_hashes, signatures
 
 SETTINGS = DeduplicationSettings(near=True, ngram_tokens=5, num_hashes=128)
 

@@ -26,9 +26,8 @@ from hypothesis import strategies as st
 from data_prep import Document
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.documents import BadInput, DocumentReader, unit_sha256
-from data_prep.documents.input_units import cannot_be_split, file_format, split_into_units
-from data_prep.documents.languages import DocumentLanguages
+from data_prep.documents.documents import BadInput, DocumentLanguages
+from data_prep.documents.input_files import split_into_units
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS
 from tests.support.compressions import COMPRESS
@@ -36,7 +35,7 @@ from tests.support.error_codes import coded
 from tests.support.living_data_sets import STEPS
 from tests.support.peak_memory import read_in_a_process
 from tests.support.preparations import paragraphs_of
-from tests.support.reading import DEFAULTS, SKIP, read_and_count, units_of
+from tests.support.reading import DEFAULTS, FORMATS, SKIP, digest_of, file_of, read_and_count, reader_of, units_of
 
 TEXTS = ["One sentence. Another.\n\nA paragraph.", "Ünïcode 漢字 🙂", "third"]
 
@@ -69,7 +68,7 @@ def test_numbers_in_metadata_that_json_cannot_hold_are_absent(tmp_path: Path) ->
     chosen = DocumentSettings(metadata_fields=("score",))
     for name, others in (("a.jsonl", {"score": {"x": [None, 1]}}), ("a.parquet", {"score": 0.25})):
         (unit,) = units_of(tmp_path / name, chosen)
-        found = [document.metadata for document in DocumentReader(unit, chosen)]
+        found = [document.metadata for document in reader_of(unit, chosen)]
         assert found == [{}, {}, {}, others, {"score": 0.5}]
 
 
@@ -160,16 +159,16 @@ def test_the_language_comes_from_its_field(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines))
     (unit,) = units_of(path)
-    assert list(DocumentReader(unit, DocumentSettings(language_field="lang"))) == [
+    assert list(reader_of(unit, DocumentSettings(language_field="lang"))) == [
         Document("un", language="fr"),
         Document("a"),
         Document("b"),
         Document("c"),
     ]
-    assert next(iter(DocumentReader(unit, DEFAULTS))) == Document("un")
+    assert next(iter(reader_of(unit, DEFAULTS))) == Document("un")
     path.write_text('{"text": "d", "lang": 7}')
     with pytest.raises(BadInput, match="a.jsonl line 1 has a number for 'lang', not text"):
-        list(DocumentReader(*units_of(path), DocumentSettings(language_field="lang")))
+        list(reader_of(*units_of(path), DocumentSettings(language_field="lang")))
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
@@ -182,7 +181,7 @@ def test_what_documents_name_as_their_language_is_counted(tmp_path: Path, ending
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def counted(language_field: str | None) -> DocumentLanguages:
-        reader = DocumentReader(*units_of(path), DocumentSettings(language_field=language_field))
+        reader = reader_of(*units_of(path), DocumentSettings(language_field=language_field))
         assert len(list(reader)) == 6
         return reader.languages
 
@@ -201,9 +200,9 @@ def test_the_digest_of_a_whole_file_is_its_sha256_however_it_is_compressed(tmp_p
         path = tmp_path / f"a.jsonl{compression}"
         path.write_bytes(compress(json_lines(TEXTS * 300)))
         (unit,) = units_of(path)
-        reader = DocumentReader(unit, DEFAULTS)
+        reader = reader_of(unit, DEFAULTS)
         assert len(list(reader)) == 900
-        assert reader.sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == unit_sha256(unit, DEFAULTS)
+        assert reader.sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == digest_of(unit, DEFAULTS)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
@@ -213,13 +212,13 @@ def test_the_digests_of_parts_notice_every_changed_byte(tmp_path: Path, name: st
     data = json_lines(TEXTS * 20)
     path.write_bytes(data)
     units = units_of(path, blank_lines, 200)
-    readers = [DocumentReader(unit, blank_lines) for unit in units]
+    readers = [reader_of(unit, blank_lines) for unit in units]
     assert sum(len(list(reader)) for reader in readers) == (60 if name == "a.jsonl" else 1)
-    digests = [unit_sha256(unit, blank_lines) for unit in units]
+    digests = [digest_of(unit, blank_lines) for unit in units]
     assert [reader.sha256 for reader in readers] == digests and len(digests) > 10
     for place in range(0, len(data), 97):
         path.write_bytes(data[:place] + b"#" + data[place + 1 :])
-        assert [unit_sha256(unit, blank_lines) for unit in units] != digests
+        assert [digest_of(unit, blank_lines) for unit in units] != digests
 
 
 def test_units_share_out_the_bytes_of_a_file(tmp_path: Path) -> None:
@@ -238,18 +237,19 @@ def test_what_cannot_be_split_is_one_unit() -> None:
         "https://h/a.txt.gz?token=1",
         "a.parquet.zst",
     ):
-        assert cannot_be_split(name) and len(split_into_units(name, 1000, 10, 0, "blank_lines")) == 1
+        assert not FORMATS.of_file(name).can_be_split
+        assert len(split_into_units(file_of(name), FORMATS, 10, "blank_lines")) == 1
     for name in ("a.jsonl", "a.txt", "a.parquet"):
-        assert not cannot_be_split(name)
-    assert len(split_into_units("a.txt", 1000, 10, 0, "blank_lines")) == 100
-    assert len(split_into_units("a.txt", 1000, 10, 0)) == 1
+        assert FORMATS.of_file(name).can_be_split
+    assert len(split_into_units(file_of("a.txt"), FORMATS, 10, "blank_lines")) == 100
+    assert len(split_into_units(file_of("a.txt"), FORMATS, 10, "file")) == 1
 
 
 def test_another_ending_is_a_usage_error() -> None:
     for name in ("report.pdf", "a.parquet.zip", "jsonl", "a.jsonl.zip", "https://h/a?name=x.jsonl"):
         with pytest.raises(UsageError, match=f"input {re.escape(name.partition('?')[0])} has an unsupported file type"):
-            split_into_units(name, 1, 1, 0)
-    assert file_format("s3://bucket/what?#1.jsonl") == (".jsonl", "")
+            FORMATS.of_file(name)
+    assert FORMATS.of_file("s3://bucket/what?#1.jsonl").ending == ".jsonl"
 
 
 BAD_LINES = {
@@ -388,7 +388,7 @@ def test_no_piece_of_a_binary_file_becomes_a_document(tmp_path: Path, name: str,
     blank_lines = DocumentSettings(txt_documents="blank_lines", on_bad_input=policy)
     for unit in units_of(tmp_path / name, blank_lines, 200):
         with pytest.raises(BadInput, match=f"{name} is not text.*byte 8 of the file") as caught:
-            list(DocumentReader(unit, blank_lines))
+            list(reader_of(unit, blank_lines))
         assert caught.value.spoils_file and caught.value.reason == "binary"
 
 
@@ -451,7 +451,7 @@ def test_json_that_is_not_one_object_a_line_says_so(tmp_path: Path, data: bytes,
     path.write_bytes(COMPRESS[compression](data))
     for unit in units_of(path, unit_bytes=100):
         with pytest.raises(BadInput, match="JSON lines contain one object per line.*jq -c") as caught:
-            list(DocumentReader(unit, SKIP))
+            list(reader_of(unit, SKIP))
         assert caught.value.spoils_file and caught.value.reason == "invalid JSON"
 
 
@@ -483,7 +483,7 @@ def test_a_compressed_file_that_is_cut_short_spoils_all_of_it(
     told = capfd.readouterr().err
     assert told == ("" if policy == "error" else f"warning: {caught.value} (all of it is left out)\n")
     (unit,) = units_of(path)
-    assert unit_sha256(unit, DEFAULTS) == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert digest_of(unit, DEFAULTS) == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("compression", [name for name in COMPRESS if name])
@@ -548,7 +548,7 @@ def long_line(num_bytes: int) -> Iterator[bytes]:
 
 
 def write_long_line(path: Path, num_bytes: int) -> None:
-    compression = file_format(str(path))[1]
+    compression = FORMATS.of_file(str(path)).compression
     opened: Any = {
         "": lambda: open(path, "wb"),
         ".gz": lambda: gzip.open(path, "wb", compresslevel=1),
@@ -597,7 +597,7 @@ def test_a_document_of_too_many_marks_in_a_row_is_dropped_and_counted(
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(json_lines([TEXTS[0], "e" + "\u0301\u0327" * 40_000, "e\u0301"]))
     settings = DocumentSettings(on_bad_input=policy, language_field="lang")
-    (reader,) = (DocumentReader(unit, settings) for unit in units_of(tmp_path / "a.jsonl", settings))
+    (reader,) = (reader_of(unit, settings) for unit in units_of(tmp_path / "a.jsonl", settings))
     assert [document.text for document in reader] == [TEXTS[0], "e\u0301"]
     assert reader.dropped == {TOO_MANY_MARKS: 1} and reader.languages.documents == 2
     assert "1 left out, of more than 1,000 combining marks (such as accents) in a row" in capfd.readouterr().err

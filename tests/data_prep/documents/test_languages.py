@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from data_prep.documents.languages import DocumentLanguages
+from data_prep.documents.documents import DocumentLanguages
 
 
 def counted(*languages: str | None) -> DocumentLanguages:

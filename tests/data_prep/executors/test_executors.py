@@ -16,8 +16,7 @@ import pytest
 
 from data_prep.base import registries
 from data_prep.base.errors import UsageError, UserError
-from data_prep.executors.executors import ExecutorOptions, open_executor, run_units
-from data_prep.executors.process_executor import ProcessExecutor
+from data_prep.executors.executors import ExecutorOptions, ProcessExecutor, open_executor, run_units
 from tests.support.error_codes import coded
 
 _TASKS = textwrap.dedent(
@@ -29,7 +28,7 @@ _TASKS = textwrap.dedent(
     from data_prep.storage import storage
     from data_prep.executors import worker_server
     from data_prep.executors.executors import run_units
-    from data_prep.executors.process_executor import ProcessExecutor
+    from data_prep.executors.executors import ProcessExecutor
 
     def whoami(task):
         folder, run, number = task
@@ -313,7 +312,7 @@ def _is_alive(number: int) -> bool:
 
 def test_an_executor_is_opened_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_executor.py").write_text(
-        "from data_prep.executors.process_executor import ProcessExecutor\n"
+        "from data_prep.executors.executors import ProcessExecutor\n"
         "def open_mine(options):\n    return ProcessExecutor(10 * options.num_workers)\n"
         "text = 'not a function'\n"
     )

@@ -10,8 +10,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.executors import phases
-from data_prep.executors.phases import PhaseRunner, add_up_results, unfinished
-from data_prep.executors.tally import Tally
+from data_prep.executors.phases import PhaseRunner, Tally, add_up_results, unfinished
 from data_prep.storage import storage
 from data_prep.storage.work_files import write_state
 from tests.support.error_codes import coded

@@ -168,3 +168,16 @@ def test_a_set_without_the_field_text_is_answered_with_the_setting_of_its_fields
     assert caught.value.fix == f'name its fields: sets: {{mmlu: {{files: ["{files}"], fields: [FIELD]}}}}'
     step = step_for(sets={"mmlu": {"files": [files], "fields": ["question"]}})
     assert step.apply(Document("so: one two three four five six seven eight nine")) is not None
+
+
+def test_a_set_without_an_ending_is_answered_with_the_setting_of_its_format(tmp_path: Path) -> None:
+    (tmp_path / "part-00000").write_text(json.dumps({"text": "one two three four five six seven eight nine"}))
+    files = str(tmp_path / "part-*")
+    with pytest.raises(UserError, check=coded("unsupported-file-type")) as caught:
+        step_for(sets={"mmlu": files})
+    assert caught.value.fix == f'name its format: sets: {{mmlu: {{files: ["{files}"], format: NAME}}}}'
+    for pattern in (files, str(tmp_path)):
+        step = step_for(sets={"mmlu": {"files": pattern, "format": "jsonl"}})
+        assert step.apply(Document("so: one two three four five six seven eight nine")) is not None
+    with pytest.raises(UserError, check=coded("filter-parameters")):
+        step_for(sets={"mmlu": {"files": files, "format": 5}})

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError
-from data_prep.filters.metadata_filter import Condition
+from data_prep.filters.built_in_filters import Condition
 from data_prep.filters.protocol import UnusableDocument
 from tests.support.error_codes import coded
 
@@ -79,4 +79,4 @@ def test_errors_name_the_word_without_quotes_and_the_number_with_quotes() -> Non
     assert "f(x)" in str(caught.value) and "0x" not in str(caught.value)
     with pytest.raises(UnusableDocument, match="is a number.*is a text") as unusable:
         Condition("score >= '3'")(VALUES)
-    assert unusable.value.fix == "write 3 without quotes"
+    assert unusable.value.remedy == "write 3 without quotes"

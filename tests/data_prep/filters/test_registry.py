@@ -18,6 +18,7 @@ import pytest
 from data_prep import Document
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import FilterSettings, PreparationConfig
+from data_prep.documents.formats.format_registry import Formats
 from data_prep.filters.chain import SourceReading, filter_identities
 from data_prep.filters.registry import (
     described_filters,
@@ -325,7 +326,7 @@ def test_a_worker_makes_the_steps_of_a_plan_and_no_others(tmp_path: Path) -> Non
     source = {"name": "web", "input": "a.jsonl", "filters": [{"name": "url_blocklist", "domains": str(path)}]}
     config = PreparationConfig.model_validate({"sources": [source], "documents": {"url_field": "url"}})
     path.write_text("a.org\n")
-    reading = SourceReading.of(config, filter_identities(config), {})
+    reading = SourceReading.of(config, filter_identities(config), Formats())
     chain, in_a_worker = reading.filters(0), pickle.loads(pickle.dumps(reading))
     path.write_text("b.org\n")
     assert reading.filters(0) is chain, "work that has begun goes on with what was planned"

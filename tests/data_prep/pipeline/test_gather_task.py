@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from data_prep import Document
-from data_prep.pipeline.gather_task import SeenIds, Selection
-from data_prep.pipeline.provenance_rows import pack_provenance, unpack_provenance
+from data_prep.pipeline.reduce_task import SeenIds, Selection
+from data_prep.pipeline.sections import pack_provenance, unpack_provenance
 from tests.support.work_units import Section
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from data_prep import Document, Tokenizer
-from data_prep.executors.executors import Executor, shared
-from data_prep.executors.process_executor import ProcessExecutor
+from data_prep.executors.executors import Executor, ProcessExecutor, shared
 from tests.support.preparations import Planned, filter_settings, planned, write_texts
 
 NUM_FILES, NUM_ENTRIES = 1_000, 200_000

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.dataset.shard_index import ShardIndex
-from data_prep.dataset.shards import Record
+from data_prep.dataset.shards import Record, ShardIndex
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import CLS_TOKEN_ID
 from tests.support.living_data_sets import write_data_set

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError
-from data_prep.dataset.shard_index import ShardIndex
+from data_prep.dataset.shards import ShardIndex
 from trainer.data.order import MIXTURE_SLOTS, ComponentEpoch, EpochOrder, Mixture, merge_segments
 from trainer.data.packing import RowSettings, Segments
 from trainer.data.randomness import root_key

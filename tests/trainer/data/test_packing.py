@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.dataset.shard_index import ShardIndex
+from data_prep.dataset.shards import ShardIndex
 from trainer.data.packing import DocumentRows, document_starts, expand_ranges, num_document_rows
 
 IndexMaker = Callable[..., ShardIndex]

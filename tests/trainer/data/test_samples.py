@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.shard_index import ShardIndex
+from data_prep.dataset.shards import ShardIndex
 from tests.support.error_codes import coded
 from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig

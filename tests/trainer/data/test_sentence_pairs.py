@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.dataset.shard_index import ShardIndex
+from data_prep.dataset.shards import ShardIndex
 from trainer.data import sentence_pairs
 from trainer.data.batch import IGNORED
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, SPECIAL_POSITIONS, RowSettings

@@ -148,3 +148,10 @@ def test_what_is_no_arrow_or_has_no_such_column_is_named(tmp_path: Path) -> None
     assert list(reader) == [] and reader.dropped == {"missing field": 50}
     with pytest.raises(BadInput, match=r"row 2 has null for 'note', not text"):
         read(path, DocumentSettings(text_field="note"))
+
+
+@pytest.mark.parametrize("state", ['{"_data_files": [{}]}', '{"_data_files": null}', '{"_data_files": ["a"]}', "["])
+def test_a_folder_of_a_damaged_data_set_is_refused(tmp_path: Path, state: str) -> None:
+    (tmp_path / "state.json").write_text(state)
+    with pytest.raises(UsageError, check=coded("damaged-dataset")):
+        files_of_input(tmp_path)

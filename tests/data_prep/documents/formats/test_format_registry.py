@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from data_prep import Document
+from data_prep import Document, prepare
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig, Source
 from data_prep.documents.formats import format_registry
+from data_prep.documents.formats.format_registry import Formats
 from tests.support.error_codes import coded
 from tests.support.reading import BadInput, digest_of, readers_of
 
@@ -57,9 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("own_formats", None)
     yield tmp_path
-    format_registry._of_settings.clear()
     format_registry._installed_paths.cache_clear()
-    format_registry._of_packages.clear()
 
 
 def read(path: Path, named: str | None = None, **settings: object) -> list[Document]:
@@ -77,7 +77,6 @@ def test_a_function_and_a_class_read_files_of_their_ending(folder: Path) -> None
     for name in ("a.pairs", "a.pairs.gz"):
         assert read(folder / name, formats=formats, id_field="title") == expected
     assert read(folder / "a.pairs", formats={".pairs": "own_formats:Whole"})[0].text == content.decode().upper()
-    format_registry._of_settings.clear()
     with pytest.raises(UserError, check=coded("unsupported-file-type")):
         read(folder / "a.pairs")
 
@@ -92,10 +91,9 @@ def test_a_source_names_a_format_of_the_users_own(folder: Path) -> None:
         for path in sorted(folder.glob("part-*")):
             assert read(path, named, formats=formats, id_field="title") == expected
     assert read(folder / "part-00000", "own_formats:Whole")[0].text == content.decode().upper()
-    planned = format_registry.described_formats([("part-00000", "own_formats:Whole")])
-    assert planned["own_formats:Whole"]["source_sha256"]
-    format_registry._of_settings.clear()  # as in a worker
-    format_registry.check_formats({}, planned)
+    planned = Formats().for_files([Formats().of_file("part-00000", "own_formats:Whole")])
+    assert planned.identities["own_formats:Whole"]["source_sha256"]
+    assert pickle.loads(pickle.dumps(planned))["own_formats:Whole"].path == "own_formats:Whole", "as in a worker"
     (folder / "own_formats.py").write_text(MODULE.replace("upper()", "lower()"))
     with pytest.raises(UserError, check=coded("module-changed")):
         read(folder / "part-00000", "own_formats:Whole")
@@ -126,15 +124,31 @@ def test_an_edited_format_is_refused_and_a_reloaded_one_is_used(folder: Path) ->
     (folder / "a.pairs").write_bytes(b"first\nOne.\n")
     formats = {".pairs": "own_formats:Whole"}
     assert read(folder / "a.pairs", formats=formats)[0].text == "FIRST\nONE.\n"
-    planned = format_registry.described_formats([("a.pairs", None)])
+    planned = Formats(formats).for_files([Formats(formats).of_file("a.pairs")])
     (folder / "own_formats.py").write_text(MODULE.replace("upper()", "lower()"))
     with pytest.raises(UserError, check=coded("module-changed")):
         read(folder / "a.pairs", formats=formats)
-    format_registry.check_formats(formats, planned)  # work that has begun goes on with what runs
+    assert pickle.loads(pickle.dumps(planned))[".pairs"], "work that has begun goes on with what runs"
     importlib.reload(sys.modules["own_formats"])
     assert read(folder / "a.pairs", formats=formats)[0].text == "first\none.\n"
     with pytest.raises(UserError, check=coded("formats-changed")):
-        format_registry.check_formats(formats, planned)
+        pickle.loads(pickle.dumps(planned))[".pairs"]
+
+
+def test_a_format_that_is_edited_while_it_reads_goes_on(folder: Path, small_tokenizer: Path) -> None:
+    edit = "__import__('pathlib').Path(__file__).write_text('nothing = 3')"
+    (folder / "own_formats.py").write_text(
+        f"def read(stream):\n    {edit}\n    return ({{'text': line.decode()}} for line in stream)\n"
+    )
+    (folder / "a.pairs").write_text("The birds of the field fly over the green hills.\nThey sing at night.\n")
+    made = prepare(
+        folder / "a.pairs",
+        tokenizer=small_tokenizer,
+        output=folder / "shards",
+        config={"documents": {"formats": {".pairs": "own_formats:read"}}, "shards": {"min_shards": 1}},
+        num_workers=1,
+    )
+    assert made.num_documents == 2 and (folder / "own_formats.py").read_text() == "nothing = 3"
 
 
 def test_formats_of_earlier_work_are_forgotten(folder: Path) -> None:
@@ -150,7 +164,6 @@ def test_an_installed_format_is_found_by_its_entry_point(folder: Path) -> None:
     (folder / "own-1.dist-info/entry_points.txt").write_text("[clozeworks.formats]\npairs = own_formats:read\n")
     importlib.invalidate_caches()
     format_registry._installed_paths.cache_clear()
-    format_registry._of_packages.clear()
     (folder / "a.pairs").write_bytes(b"first\nOne.\n")
     assert [document.text for document in read(folder / "a.pairs")] == ["One."]
 

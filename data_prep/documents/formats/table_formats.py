@@ -1,4 +1,4 @@
-"""Parquet files: a row is a document."""
+"""Formats of tables with an index or batches of their own, Parquet and Arrow, in which a row is a document."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from data_prep.documents.formats.input_format import (
     Reading,
     document_of,
     listed,
+    value_at,
 )
 from data_prep.documents.rejects import Fault
 from data_prep.storage import storage
+from data_prep.storage.arrow_stream import looks_like_arrow, open_arrow
 from data_prep.storage.hashing_files import RangeHashingFile
 from data_prep.storage.parquet import DamagedTable, ParquetRows, looks_like_parquet
 
@@ -121,3 +123,34 @@ def _row_document(values: dict[str, Any], fields: Fields) -> Document:
     except UnicodeDecodeError as error:
         raise Fault(f"is not UTF-8 (byte {error.start})", "invalid UTF-8") from None
     return document_of(values, fields)
+
+
+class ArrowFormat(Format):
+    """`.arrow` and `.feather`: streams, and the file format that wraps one. A file is one unit."""
+
+    endings = (".arrow", ".feather")
+    kind = "an Arrow file"
+
+    def documents(self, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
+        fields, rejects = reading.fields, reading.rejects
+        rows = open_arrow(stream)
+        if fields.text.partition(".")[0] not in rows.columns and fields.text not in rows.columns:
+            what = f"has no column {fields.text!r} (its columns: {listed(rows.columns)})"
+            rejects.bad("", Fault(what, "missing field", NAME_THE_FIELD), rows.count())
+            return
+        wanted = {name for field in fields.names for name in (field, field.partition(".")[0])}
+        for number, values in enumerate(rows.values([name for name in rows.columns if name in wanted]), 1):
+            text = value_at(values, fields.text)
+            if isinstance(text, str) and len(text) > reading.limit // 4 and len(text.encode()) > reading.limit:
+                rejects.too_long(len(text.encode()))
+                continue
+            try:
+                document = document_of(values, fields)
+            except Fault as fault:
+                rejects.bad(f"row {number}", fault)
+            else:
+                rejects.place = f"row {number}"
+                yield document
+
+    def matches(self, head: bytes) -> bool:
+        return looks_like_arrow(head)
