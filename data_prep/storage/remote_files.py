@@ -10,7 +10,7 @@ import contextlib
 import glob
 import posixpath
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -21,7 +21,7 @@ from data_prep.base.packages import install_command
 from data_prep.base.urls import OBJECT_STORES, WEB_SCHEMES, has_login, has_no_query, redact, scheme
 from data_prep.storage import remote_reader
 from data_prep.storage.exact_keys import abort_s3_uploads, is_s3, remove_path
-from data_prep.storage.patterns import matching_names, refuse_unread
+from data_prep.storage.patterns import Entry, files_of, matching_names, walk
 from data_prep.storage.remote_reader import open_ranges
 from data_prep.storage.remote_reader import tag as tag
 from data_prep.storage.retries import with_retries
@@ -167,35 +167,47 @@ def list_folder(url: str) -> list[dict[str, Any]]:
 
 
 def matching(pattern: str) -> list[str]:
-    """URLs of the files that a glob pattern (`*`, `?`, `[...]`, `**`) matches, or of the one file so named.
-
-    Raises:
-        UsageError: the pattern names a folder but none of its files, or is a pattern of web addresses, which cannot be
-            listed.
-    """
+    """URLs of the files that a glob pattern (`*`, `?`, `[...]`, `**`) matches, or of the one file so named."""
     if scheme(pattern) in WEB_SCHEMES and "*" in pattern:
         raise UsageError(
             f"{redact(pattern)} is a pattern, and a web server cannot list files",
             fix="name every file",
             code="pattern-of-web-addresses",
         )
-    found = info(pattern)
-    if found is not None and found["type"] == "directory":
-        refuse_unread(redact(pattern), (), [redact(pattern)], "/")
-    if found is not None:
+    exact = info(pattern)
+    if exact is not None and exact["type"] != "directory":
         return [pattern]
     with explained(pattern, "read"):
-        filesystem, path = _filesystem(pattern)
-        if scheme(pattern) in WEB_SCHEMES or not glob.has_magic(path):
+        folders = _StoreFolders(pattern)
+        if exact is not None:
+            return files_of(folders, redact(pattern), [Entry(redact(pattern), "directory")])
+        if scheme(pattern) in WEB_SCHEMES or not glob.has_magic(folders.path):
             return []
-        root, _, rest = path.partition("/") if path[:1] != "/" else ("/", "", path[1:])
-        matches: dict[str, bool] = {}
-        for match, is_folder in _walk(pattern, filesystem, root, rest):
-            matches[f"{scheme(pattern)}://{match.lstrip('/')}"] = is_folder
-        files = sorted(match for match, is_folder in matches.items() if not is_folder)
-        if not rest.endswith("**"):  # which matches all but hidden files, so other folders hold nothing else
-            refuse_unread(redact(pattern), files, sorted(matches.keys() - set(files)), "/")
-        return files
+        return files_of(folders, redact(pattern), walk(folders, folders.root, folders.path.split("/")))
+
+
+class _StoreFolders:
+    """The folders of the store of a URL; `path` is the path of the URL below `root`, the URL of the store."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._filesystem, path = _filesystem(url)
+        self._slash = "/" * path.startswith("/")  # with which paths in memory begin
+        self.root, self.path = f"{scheme(url)}://", path.strip("/")
+
+    def entries(self, folder: str, part: str, is_last: bool = True) -> list[Entry]:
+        if not is_last and not glob.has_magic(part):
+            return [Entry(posixpath.join(folder, part), "directory")]
+        # A store may have a file and a folder of one name.
+        listed: dict[str, list[Entry]] = {}
+        for found in _list(self._url, self._filesystem, self._slash + folder.removeprefix(self.root)):
+            path = found["name"].strip("/")
+            kind = "directory" if found["type"] == "directory" else "file"
+            listed.setdefault(posixpath.basename(path), []).append(Entry(self.root + path, kind))
+        return [entry for name in matching_names(list(listed), part) for entry in listed[name]]
+
+    def identity(self, folder: str) -> str:
+        return folder
 
 
 def remove(url: str, seconds: float | None = None) -> None:
@@ -289,6 +301,7 @@ def _write_if(condition: bool, filesystem: Any, path: str, data: bytes) -> None:
 
 
 def _list(url: str, filesystem: Any, path: str) -> list[dict[str, Any]]:
+    """What a folder holds. fsspec's glob is not used: it treats a folder whose listing fails as empty."""
     try:
         found = with_retries(url, "read", lambda: filesystem.ls(path, detail=True))
     except FileNotFoundError as error:
@@ -305,29 +318,6 @@ def _raise_if_elsewhere(error: FileNotFoundError) -> None:
         raise error
     if http_status(error) in (401, 403):
         raise PermissionError(str(error)) from None
-
-
-def _walk(url: str, filesystem: Any, folder: str, pattern: str) -> Iterator[tuple[str, bool]]:
-    """Yield matching paths below `folder`, and whether they are folders.
-
-    fsspec's glob is not used: it treats a folder whose listing fails as empty.
-    """
-    first, _, rest = pattern.partition("/")
-    if rest and not glob.has_magic(first):
-        yield from _walk(url, filesystem, posixpath.join(folder, first), rest)
-        return
-    if first == "**" and rest:
-        yield from _walk(url, filesystem, folder, rest)
-    entries = {entry["name"].rstrip("/").rpartition("/")[2]: entry for entry in _list(url, filesystem, folder)}
-    for name in matching_names(list(entries), first):
-        entry = entries[name]
-        path, is_folder = entry["name"].rstrip("/"), entry["type"] == "directory"
-        if not rest:
-            yield entry["name"], is_folder
-        if is_folder and first == "**":
-            yield from _walk(url, filesystem, path, pattern)
-        elif is_folder and rest:
-            yield from _walk(url, filesystem, path, rest)
 
 
 def _refuse_web(url: str, what: str) -> None:

@@ -335,6 +335,17 @@ def test_patterns_find_what_a_shell_finds(store: str, s3_bucket: S3Bucket) -> No
         assert storage.matches(f"{folder}/{pattern}") == [f"{folder}/{name}" for name in found], pattern
 
 
+def test_a_file_beside_a_folder_of_its_name_is_found_and_the_folder_is_not_left_out(s3_bucket: S3Bucket) -> None:
+    for name in ("x.jsonl", "x.jsonl/part.txt"):
+        storage.write_bytes(f"{s3_bucket.url}/in/{name}", b"x")
+    with pytest.raises(UsageError, check=coded("input-is-folder")):
+        storage.matches(f"{s3_bucket.url}/in/*.jsonl")
+    assert storage.matches(f"{s3_bucket.url}/**") == [
+        f"{s3_bucket.url}/in/x.jsonl",
+        f"{s3_bucket.url}/in/x.jsonl/part.txt",
+    ]
+
+
 def test_a_folder_is_no_input(s3_bucket: S3Bucket) -> None:
     storage.write_bytes(f"{s3_bucket.url}/in/a.txt", b"x")
     with pytest.raises(UsageError, match=r"/in is a folder\. Fix: .*'s3://.*/in/\*", check=coded("input-is-folder")):
