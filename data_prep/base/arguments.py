@@ -47,11 +47,7 @@ def local_output(option: str) -> Callable[[str], Path]:
 
 
 def refuse_url(setting: str, value: str, rule: str) -> None:
-    """Raise if `value` is a URL and not a local path; `rule` states what the setting must be.
-
-    Raises:
-        UsageError: it is a URL.
-    """
+    """Raise if `value` is a URL and not a local path; `rule` states what the setting must be."""
     if "://" in value:
         raise UsageError(f"{setting} is a URL, and {rule}", fix="give a local path", code="local-path-required")
 

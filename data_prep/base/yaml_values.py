@@ -48,11 +48,7 @@ for _name, _pattern, _first in (
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a configuration file as plain values, without a schema: what YAML makes of each.
-
-    Raises:
-        UsageError: the file is missing, or is not YAML with a mapping at its top level.
-    """
+    """Read a configuration file as plain values, without a schema: what YAML makes of each."""
     return without_scalars(read_scalars(path))  # type: ignore[no-any-return]  # a mapping
 
 

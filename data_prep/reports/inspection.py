@@ -30,10 +30,6 @@ def inspect_report(
     """Yield lines with the first sentences of documents of a shard (by default the first) from `num_skipped` on.
 
     Reads only the index and these documents, also from a remote shard.
-
-    Raises:
-        UsageError: there is no such shard or document.
-        UserError: the data set is damaged.
     """
     manifest = read_manifest(folder)
     tokenizer = Tokenizer.load(storage.join(folder, TOKENIZER_FOLDER))
@@ -63,9 +59,6 @@ def document_report(
     Args:
         named: the column and the value by which `find_named` found it; if they are those of a near-duplicate, a line
             states it.
-
-    Raises:
-        UserError: no shard holds it, or the data set is damaged.
     """
     locations = find_document(folder, document_id)
     manifest = read_manifest(folder)
@@ -92,11 +85,7 @@ def document_report(
 
 
 def parse_document_id(text: str) -> int:
-    """Return the number of a document id: exactly 16 hexadecimal digits.
-
-    Raises:
-        UsageError: the text is something else, such as an id of the corpus.
-    """
+    """Return the number of a document id: exactly 16 hexadecimal digits."""
     if not is_document_id(text):
         raise UsageError(
             f"{text[:100]!r} is not a document id",
@@ -113,11 +102,7 @@ def is_document_id(text: str) -> bool:
 
 
 def find_named(folder: str, manifest: Manifest, column: Literal["id", "url"], value: str) -> list[int]:
-    """Return the ids of the documents with exactly this corpus id or URL, dropped copies included, ascending.
-
-    Raises:
-        UserError: there is none, or the data set has no provenance.
-    """
+    """Return the ids of the documents with exactly this corpus id or URL, dropped copies included, ascending."""
     found = find_listed(folder, manifest, column, [value])
     if not len(found.ids):
         noun = "corpus id" if column == "id" else "URL"

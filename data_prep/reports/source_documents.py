@@ -16,11 +16,7 @@ _HEADER = "document id\tcorpus id\tURL\tnote"
 
 
 def sources_report(folder: str) -> Iterator[str]:
-    """Yield a header and a line for each source: name, documents, and how many of them have a corpus id or a URL.
-
-    Raises:
-        UserError: the data set is damaged.
-    """
+    """Yield a header and a line for each source: name, documents, and how many of them have a corpus id or a URL."""
     manifest = read_manifest(folder)
     ids = dict.fromkeys((source.name for source in manifest.sources), 0)
     urls = dict(ids)
@@ -38,10 +34,6 @@ def source_report(folder: str, name: str) -> Iterator[str]:
     """Yield a header and a line for each document of a source, in the order of the shards; dropped copies are noted.
 
     Documents without provenance have a document id alone.
-
-    Raises:
-        UsageError: the data set has no such source; the message lists its sources.
-        UserError: the data set is damaged.
     """
     manifest = read_manifest(folder)
     number = source_number(folder, manifest, name)

@@ -121,11 +121,7 @@ class ArrowRows:
         return True
 
     def _check_footer(self) -> None:
-        """Check that a single footer is all that is left, so that no other file was joined with this one.
-
-        Raises:
-            ValueError: there is more, or the footer is cut short.
-        """
+        """Check that a single footer is all that is left, so that no other file was joined with this one."""
         num_bytes, last = 0, b""
         while piece := self._stream.read(_PIECE_BYTES):
             num_bytes += len(piece)

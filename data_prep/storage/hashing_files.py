@@ -13,11 +13,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def read_bytes_of(file: BinaryIO, num_bytes: int, where: str) -> bytes:
-    """Read up to `num_bytes` of an input; an error of the disk or network is not damage of its content.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Read up to `num_bytes` of an input; an error of the disk or network is not damage of its content."""
     try:
         return file.read(num_bytes)
     except OSError as error:

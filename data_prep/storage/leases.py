@@ -42,11 +42,7 @@ class Lease:
     """A held lease, renewed by a thread of its own until it is released."""
 
     def __init__(self, url: str, folder: str) -> None:
-        """Take the lease at `url`.
-
-        Raises:
-            UserError: another command holds it.
-        """
+        """Take the lease at `url`."""
         self.url, self.folder = url, folder
         self.owner = secrets.token_hex(8)
         self._seconds = LEASE_SECONDS
@@ -135,9 +131,6 @@ def hold_lease(folder: str, name: str = "", shared: bool = False) -> Iterator[Le
 
     Both kinds first write their own lease and then look for the other kind, so of two that begin at once at most
     one continues.
-
-    Raises:
-        UserError: another command holds it.
     """
     if shared and not name:
         name = f"shared-{secrets.token_hex(4)}"

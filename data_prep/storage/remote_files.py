@@ -53,11 +53,7 @@ def info(url: str, seconds: float | None = None) -> dict[str, Any] | None:
 
 
 def existing(url: str) -> dict[str, Any]:
-    """Return the `info` of a file.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the `info` of a file."""
     found = info(url)
     if found is None:
         raise UserError(
@@ -67,20 +63,12 @@ def existing(url: str) -> dict[str, Any]:
 
 
 def size(url: str) -> int:
-    """Return the size of a file in bytes.
-
-    Raises:
-        UserError: there is no such file, or a web server does not state the size.
-    """
+    """Return the size of a file in bytes."""
     return size_of(url, existing(url))
 
 
 def size_of(url: str, info: Mapping[str, Any]) -> int:
-    """Return the size of a file with this `info`.
-
-    Raises:
-        UserError: a web server does not state it.
-    """
+    """Return the size of a file with this `info`."""
     found: int | None = info["size"]
     if found is None:
         raise UserError(
@@ -222,10 +210,6 @@ def check_name(url: str) -> None:
     """Check that a file or folder of this name may be written to its store.
 
     Other tools, and earlier releases of this one, read `*` and `?` in a key as a pattern of other keys.
-
-    Raises:
-        UsageError: the name contains one of them, or a user and password.
-        UserError: it is a web address, or the package of its store is missing.
     """
     _refuse_web(url, "written")
     found = next((character for character in url if character in "*?"), None)

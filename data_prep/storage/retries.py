@@ -22,11 +22,7 @@ Result = TypeVar("Result")
 
 
 def retry_seconds() -> float:
-    """How long a request is retried, in seconds; the environment variable CLOZEWORKS_RETRY_SECONDS overrides it.
-
-    Raises:
-        UsageError: the variable is not a number of 0 or more.
-    """
+    """How long a request is retried, in seconds; the environment variable CLOZEWORKS_RETRY_SECONDS overrides it."""
     value = os.environ.get(RETRY_VARIABLE) or str(RETRY_SECONDS)
     try:
         seconds = float(value)

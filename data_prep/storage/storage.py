@@ -77,12 +77,7 @@ def folder_of_file(url: str | Path) -> str | None:
 
 
 def check_folder(option: str, folder: str) -> None:
-    """Check that a folder to write is not an existing file, and that its store takes its name.
-
-    Raises:
-        UsageError: it is one, or contains a character of a pattern.
-        UserError: it is a web address.
-    """
+    """Check that a folder to write is not an existing file, and that its store takes its name."""
     if is_remote(folder):
         remote_files.check_name(folder)
     if folder_of_file(folder):
@@ -168,12 +163,7 @@ def write_bytes(url: str | Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def local_write(url: str | Path) -> Iterator[Path]:
-    """Yield a temporary local path, and publish it at `url` if the block succeeds.
-
-    Raises:
-        UserError: `url` cannot be written (disk full, no permission, a file instead of a folder), is a device or a
-            pipe, or the block cannot use another file.
-    """
+    """Yield a temporary local path, and publish it at `url` if the block succeeds."""
     if is_remote(url):
         remote_files.check_name(str(url))  # before work of hours, rather than at its end
         with _staged(url) as staged:
@@ -262,9 +252,6 @@ def local_copy(url: str | Path, cache_dir: str | Path, sha256: str) -> Path:
 
     A fetched copy is checked against `sha256`; a local file is not read. Several processes and threads may request
     the same copy at once.
-
-    Raises:
-        UserError: the file is missing, or the copy does not match `sha256`.
     """
     if not is_remote(url):
         with explained(url, "read"):
@@ -291,9 +278,6 @@ def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path 
 
     The copy is replaced when a file's tag in the store changes. Other files are not fetched: a tokenizer's folder may
     contain a model.
-
-    Raises:
-        UserError: the folder has no file with one of the names.
     """
     if not is_remote(url):
         return local_path(url)
@@ -320,10 +304,6 @@ def matches(pattern: str) -> list[str]:
     """The files that a path, URL or glob pattern names, sorted; none where nothing matches.
 
     A file whose name equals the pattern wins over the pattern.
-
-    Raises:
-        UsageError: the pattern names a folder or something that is not a file, or is a pattern of web addresses,
-            which cannot be listed.
     """
     if is_remote(pattern):
         return remote_files.matching(pattern)

@@ -153,9 +153,6 @@ def draw_sample(
 
     With `sampling_alpha` below 1 everything is read twice: first to learn the shares. `work_folder` is local, emptied
     first and removed at the end.
-
-    Raises:
-        UserError: input is bad and the policy is `error`, or the disk is full.
     """
     work = Path(work_folder)
     shutil.rmtree(work, ignore_errors=True)
