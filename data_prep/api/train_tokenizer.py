@@ -22,7 +22,7 @@ from data_prep.filters.registry import described_filters
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.tokenizer_info import INFO_NAME, TokenizerInfo
-from data_prep.tokenizer_training.sampling import draw_sample
+from data_prep.tokenizer_training.corpus_sampling import draw_sample
 from data_prep.tokenizer_training.training import check_vocab_size, train_on_sample
 
 _WORK_FOLDER = ".sampling"

@@ -87,8 +87,7 @@ class ParquetRows:
             ]
 
     def check_all_described(self) -> None:
-        """Check that no other file lies before the footer: of files that were joined only the last one would be read.
-        """
+        """Check that no other file lies before the footer: of files that were joined only the last one would be read."""
         with self._footer():
             num_bytes = self._file.seek(0, io.SEEK_END)
             self._file.seek(num_bytes - len(_END))
