@@ -50,7 +50,7 @@ class ParquetRows:
         num_rows: their rows.
 
     Raises:
-        DamagedTable: the file's footer cannot be read.
+        DamagedTable: the file is damaged; the methods raise it too.
         UserError: the disk or the network failed.
     """
 
@@ -87,7 +87,7 @@ class ParquetRows:
             ]
 
     def check_all_described(self) -> None:
-        """Check that no other file lies before the footer: of files that were joined only the last one would be read."""
+        """Check that no other file lies before the footer: of joined files only the last one would be read."""
         with self._footer():
             num_bytes = self._file.seek(0, io.SEEK_END)
             self._file.seek(num_bytes - len(_END))

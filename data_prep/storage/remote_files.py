@@ -1,7 +1,7 @@
-"""Files in object stores and on web servers: every request through fsspec, tried again where the store is busy.
+"""Files in object stores and on web servers, through fsspec; requests to a busy store are repeated.
 
-fsspec's caches of listings are off, for they hide what other processes wrote. Its filesystems may be used by several
-threads, but not by forked processes: workers are spawned.
+fsspec's caches of listings are off, because they hide what other processes wrote. Several threads may use its
+filesystems, but forked processes may not: workers are forked from a server that has none.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from data_prep.storage.exact_keys import abort_s3_uploads, is_s3, remove_path
 from data_prep.storage.patterns import Entry, files_of, matching_names, walk
 from data_prep.storage.remote_reader import open_ranges
 from data_prep.storage.remote_reader import tag as tag
-from data_prep.storage.retries import with_retries
 from data_prep.storage.storage_options import forget_other_logins, options_for
-from data_prep.storage.store_errors import IncompleteTransfer, explained, http_status, store_code
+from data_prep.storage.store_errors import IncompleteTransfer, explained, http_status, store_code, with_retries
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 
@@ -38,9 +37,9 @@ Result = TypeVar("Result")
 
 
 def info(url: str, seconds: float | None = None) -> dict[str, Any] | None:
-    """What the store says of a file or folder (`size` in bytes, `type` file or directory, tags); None if not there.
+    """Return the store's description of a file or folder (`size` in bytes, `type` file or directory, tags), or None.
 
-    Here and below a busy store is waited for `seconds`, by default as long as `data_prep.storage.retries` says.
+    Here and below a request to a busy store is repeated for `seconds`, by default those of `retry_seconds`.
     """
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
@@ -81,27 +80,27 @@ def size_of(url: str, info: Mapping[str, Any]) -> int:
 
 
 def open_file(url: str) -> BinaryIO:
-    """Open for reading; seekable. Reading fails once the object is another one than when it was opened."""
+    """Open for reading; seekable. Reading fails once the object was replaced."""
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
         return open_ranges(url, filesystem, path)
 
 
 def gives_ranges(url: str) -> bool:
-    """Whether parts of a file can be fetched; some web servers give whole files only."""
+    """Return whether parts of a file can be fetched; some web servers send whole files only."""
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
         return remote_reader.gives_ranges(url, filesystem, path)
 
 
 def download(url: str, file: Path) -> None:
-    """Copy a remote file to a local path, block by block, each tried again by itself."""
+    """Copy a remote file to a local path, block by block; each request is repeated by itself."""
     with open_file(url) as source, open(file, "wb") as target:
         shutil.copyfileobj(source, target, 1 << 20)
 
 
 def read_bytes(url: str, seconds: float | None = None) -> bytes:
-    """The whole file in one request."""
+    """Return the content of a file, by one request."""
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
         data: bytes = with_retries(url, "read", lambda: filesystem.cat_file(path), seconds)
@@ -119,7 +118,7 @@ def upload(file: Path, url: str) -> None:
 
 
 def create(url: str, data: bytes, seconds: float | None = None) -> bool:
-    """Publish the bytes unless there is a file already: False then. Only as exclusive as the store can make it."""
+    """Publish the bytes unless the file exists; return whether they were. As exclusive as the store allows."""
 
     def create_or_check(filesystem: Any, path: str) -> None:
         try:
@@ -135,7 +134,7 @@ def create(url: str, data: bytes, seconds: float | None = None) -> bool:
 
 
 def replace(url: str, data: bytes, expected: Mapping[str, Any], seconds: float | None = None) -> bool:
-    """Publish the bytes if the file still is the one that `info` described as `expected`; False if it is not."""
+    """Publish the bytes if the file is still the one that `info` described as `expected`; return whether they were."""
 
     def replace_or_check(filesystem: Any, path: str) -> None:
         if is_s3(filesystem):
@@ -148,14 +147,14 @@ def replace(url: str, data: bytes, expected: Mapping[str, Any], seconds: float |
 
 
 def list_folder(url: str) -> list[dict[str, Any]]:
-    """The entries of a folder, as `info` describes them, sorted by name; empty if there is no such folder."""
+    """Return the entries of a folder as `info` describes them, sorted by name; empty if there is no such folder."""
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
         return _list(url, filesystem, path)
 
 
 def matching(pattern: str) -> list[str]:
-    """URLs of the files that a glob pattern (`*`, `?`, `[...]`, `**`) matches, or of the one file so named."""
+    """Return the URLs of the files that a glob pattern (`*`, `?`, `[...]`, `**`) matches, or of the file so named."""
     if scheme(pattern) in WEB_SCHEMES and "*" in pattern:
         raise UsageError(
             f"{redact(pattern)} is a pattern, and a web server cannot list files",
@@ -199,7 +198,7 @@ class _StoreFolders:
 
 
 def remove(url: str, seconds: float | None = None) -> None:
-    """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
+    """Remove a file, or a folder with its content; do nothing if there is none."""
     _refuse_web(url, "removed")
     with explained(url, "removed"):
         filesystem, path = _filesystem(url)

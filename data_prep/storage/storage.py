@@ -71,13 +71,13 @@ def is_folder(url: str | Path) -> bool:
 
 
 def folder_of_file(url: str | Path) -> str | None:
-    """The folder of a local file that was given instead of a folder; None if `url` is not a local file."""
+    """Return the folder of a local file; None if `url` is not a local file."""
     with explained(url, "read"):
         return urls.folder_of_file(url)
 
 
 def check_folder(option: str, folder: str) -> None:
-    """Check that a folder to write is not an existing file, and that its store takes its name."""
+    """Check that a folder to write is not an existing file, and that its store accepts its name."""
     if is_remote(folder):
         remote_files.check_name(folder)
     if folder_of_file(folder):
@@ -85,7 +85,7 @@ def check_folder(option: str, folder: str) -> None:
 
 
 def size(url: str | Path) -> int:
-    """Size of the file in bytes."""
+    """Return the size of a file in bytes."""
     if is_remote(url):
         return remote_files.size(str(url))
     with explained(url, "read"):
@@ -123,7 +123,7 @@ def _stamp_of(status: os.stat_result) -> str:
 
 
 def modified_at(url: str | Path) -> float | None:
-    """When a local file was last written, in seconds since 1970; None for a remote file, whose clock may differ."""
+    """Return when a local file was last written (Unix time); None for a remote file, whose clock may differ."""
     if is_remote(url):
         return None
     with explained(url, "read"):
@@ -145,7 +145,7 @@ def open_read(url: str | Path) -> BinaryIO:
 
 
 def read_bytes(url: str | Path) -> bytes:
-    """The whole file."""
+    """Return the content of a file."""
     if is_remote(url):
         return remote_files.read_bytes(str(url))
     with explained(url, "read"):
@@ -153,7 +153,7 @@ def read_bytes(url: str | Path) -> bytes:
 
 
 def write_bytes(url: str | Path, data: bytes) -> None:
-    """Write the whole file atomically; create a missing local folder."""
+    """Write a file atomically; create a missing local folder."""
     if is_remote(url):
         remote_files.write_bytes(str(url), data)
         return
@@ -206,7 +206,7 @@ def flush(path: Path) -> None:
 
 
 def list_names(folder: str | Path) -> list[str]:
-    """Sorted names of the entries of `folder`; empty if there is no such folder."""
+    """Return the sorted names in a folder; empty if there is no such folder."""
     if is_remote(folder):
         entries = remote_files.list_folder(str(folder))
         return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in entries)
@@ -239,7 +239,7 @@ def remove_unfinished(folder: str | Path) -> None:
 
 
 def sha256_of(url: str | Path) -> str:
-    """sha256 of the file's bytes in hex, read in pieces."""
+    """Return the sha256 of a file in hex; it is read in pieces."""
     digest = hashlib.sha256()
     with open_read(url) as file, explained(url, "read"):
         while piece := file.read(_COPY_BYTES):
@@ -301,7 +301,7 @@ def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path 
 
 
 def matches(pattern: str) -> list[str]:
-    """The files that a path, URL or glob pattern names, sorted; none where nothing matches.
+    """Return the sorted files that a path, URL or glob pattern matches; empty if nothing matches.
 
     A file whose name equals the pattern wins over the pattern.
     """
@@ -312,7 +312,7 @@ def matches(pattern: str) -> list[str]:
 
 @contextlib.contextmanager
 def explained(url: str | Path, what: str) -> Iterator[None]:
-    """Turn an error of the system into a `UserError`; `what` is read, written or removed."""
+    """Turn an error of the system into a `UserError`; `what` is "read", "written" or "removed"."""
     try:
         yield
     except OSError as error:
