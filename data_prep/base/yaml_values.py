@@ -52,9 +52,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return without_scalars(read_scalars(path))  # type: ignore[no-any-return]  # a mapping
 
 
-def to_text(*documents: Mapping[str, Any], width: int = 80) -> str:
+def to_text(values: Mapping[str, Any]) -> str:
     """Return plain values as YAML that `read_yaml`, and readers of YAML 1.1 and 1.2, read back to the same."""
-    return yaml.dump_all(documents, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=width)
+    return yaml.dump(values, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True)
 
 
 class _PlainDumper(yaml.SafeDumper):

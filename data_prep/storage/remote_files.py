@@ -117,7 +117,7 @@ def upload(file: Path, url: str) -> None:
     _publish(url, file.stat().st_size, lambda filesystem, path: _put(filesystem, str(file), path))
 
 
-def create(url: str, data: bytes, seconds: float | None = None) -> bool:
+def create(url: str, data: bytes) -> bool:
     """Publish the bytes unless the file exists; return whether they were. As exclusive as the store allows."""
 
     def create_or_check(filesystem: Any, path: str) -> None:
@@ -130,7 +130,7 @@ def create(url: str, data: bytes, seconds: float | None = None) -> bool:
                 raise
             _write_if(not filesystem.exists(path), filesystem, path, data)
 
-    return _conditional(url, create_or_check, seconds)
+    return _conditional(url, create_or_check)
 
 
 def replace(url: str, data: bytes, expected: Mapping[str, Any], seconds: float | None = None) -> bool:
@@ -262,7 +262,7 @@ def _put(filesystem: Any, file: str, path: str) -> None:
         filesystem.put_file(file, path)
 
 
-def _conditional(url: str, write: Callable[[Any, str], None], seconds: float | None) -> bool:
+def _conditional(url: str, write: Callable[[Any, str], None], seconds: float | None = None) -> bool:
     check_name(url)
     with explained(url, "written"):
         filesystem, path = _filesystem(url)

@@ -273,7 +273,7 @@ def local_copy(url: str | Path, cache_dir: str | Path, sha256: str) -> Path:
     return copy
 
 
-def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path | None = None) -> Path:
+def local_folder(url: str | Path, names: Collection[str]) -> Path:
     """Return the folder itself if it is local, else a local copy of its files with one of the names.
 
     The copy is replaced when a file's tag in the store changes. Other files are not fetched: a tokenizer's folder may
@@ -287,7 +287,7 @@ def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path 
     if not wanted:
         raise UserError(f"{redact(url)} contains none of {', '.join(names)}", fix="check its name", code="missing-file")
     key = hashlib.sha256(repr((str(url), sorted(wanted.items()))).encode()).hexdigest()[:16]
-    copy = Path(cache_dir or cache_folder()) / f"{key}-{urls.name_of(url)}"
+    copy = cache_folder() / f"{key}-{urls.name_of(url)}"
     if not copy.is_dir():
         with explained(copy, "written"):
             copy.parent.mkdir(parents=True, exist_ok=True)

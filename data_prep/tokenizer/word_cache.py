@@ -204,7 +204,7 @@ def pieces_of(data: bytes, piece_bytes: int | None = None) -> Iterator[bytes]:
 
 
 def part_stop(data: bytes, start: int) -> int:
-    """Return where the part of a long word from `start` on ends: MAX_WORD_BYTES later or, within a character, earlier."""
+    """Return where the part of a long word that begins at `start` ends: at most MAX_WORD_BYTES later."""
     stop = min(start + MAX_WORD_BYTES, len(data))
     while stop < len(data) and data[stop] & 0xC0 == 0x80:  # within a character
         stop -= 1

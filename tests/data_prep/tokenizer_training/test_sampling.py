@@ -213,7 +213,7 @@ def filtered(folder: Path, num_documents: int, unit_bytes: int = 6_000, **tokeni
 def test_filters_judge_only_what_the_sample_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = tmp_path / "calls"
     monkeypatch.setenv("FILTER_CALLS", str(calls))
-    monkeypatch.setattr(training_sample.HeldOut.__init__, "__defaults__", (10, 6_000, None))
+    monkeypatch.setattr(training_sample, "MAX_HELD_OUT", 10)
     config = filtered(tmp_path, 6_000, sample_bytes=20_000)
     sample, counts = drawn(config, tmp_path / "work")
     num_calls = len(calls.read_text().splitlines())
