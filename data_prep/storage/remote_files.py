@@ -61,11 +61,6 @@ def existing(url: str) -> dict[str, Any]:
     return found
 
 
-def size(url: str) -> int:
-    """Return the size of a file in bytes."""
-    return size_of(url, existing(url))
-
-
 def size_of(url: str, info: Mapping[str, Any]) -> int:
     """Return the size of a file with this `info`."""
     found: int | None = info["size"]

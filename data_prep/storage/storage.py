@@ -86,10 +86,7 @@ def check_folder(option: str, folder: str) -> None:
 
 def size(url: str | Path) -> int:
     """Return the size of a file in bytes."""
-    if is_remote(url):
-        return remote_files.size(str(url))
-    with explained(url, "read"):
-        return local_path(url).stat().st_size
+    return size_and_stamp(url)[0]
 
 
 def gives_ranges(url: str | Path) -> bool:
@@ -104,22 +101,17 @@ def stamp(url: str | Path) -> str:
     """
     if is_remote(url):
         return remote_files.tag(remote_files.existing(str(url)))
-    with explained(url, "read"):
-        return _stamp_of(local_path(url).stat())
+    return size_and_stamp(url)[1]
 
 
 def size_and_stamp(url: str | Path) -> tuple[int, str]:
     """Return `size` and `stamp` of a file at one moment, from one request."""
     if is_remote(url):
-        found = remote_files.existing(str(url))
-        return remote_files.size_of(str(url), found), remote_files.tag(found)
+        described = remote_files.existing(str(url))
+        return remote_files.size_of(str(url), described), remote_files.tag(described)
     with explained(url, "read"):
-        status = local_path(url).stat()
-        return status.st_size, _stamp_of(status)
-
-
-def _stamp_of(status: os.stat_result) -> str:
-    return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"
+        found = local_path(url).stat()
+        return found.st_size, f"{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}-{found.st_ino}"
 
 
 def modified_at(url: str | Path) -> float | None:
