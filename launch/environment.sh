@@ -7,9 +7,9 @@
 # EXTRAS is a comma-separated list of extras of pyproject.toml:
 #   core       no extra: preparing data (no torch, DeepSpeed or MLflow)
 #   train      pretraining; registry: exporting, registering and using models; finetune: fine-tuning
-#   all        train, registry and finetune (default)
+#   all        train, registry, finetune and plots (default)
 #   test       everything that the tests need
-#   s3, gcs, http, dask, language, datatrove   libraries of preparation, without torch
+#   plots, s3, gcs, http, dask, language, datatrove   libraries of preparation, without torch
 #
 # CLOZEWORKS_VENV          folder of the environment (default: .venv in the repository root)
 # CLOZEWORKS_CONSTRAINTS   file of versions (default: constraints.txt; it must contain the version of torch)
@@ -21,7 +21,7 @@
 set -euo pipefail
 
 CLOZEWORKS_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-PREPARATION="core s3 gcs http dask language datatrove" # the extras without torch
+PREPARATION="core plots s3 gcs http dask language datatrove" # the extras without torch
 EXTRAS="$PREPARATION train registry finetune all test"
 
 # Create or complete the environment in $CLOZEWORKS_VENV and put it first in PATH.
@@ -123,7 +123,7 @@ _all_among() {
 # _is_installed EXTRAS WANTED: by a stamp of these extras, or of others that contain them.
 _is_installed() {
     local name names=$1
-    if _all_among "core train registry finetune all" "$1"; then names+=" all test"; fi
+    if _all_among "core plots train registry finetune all" "$1"; then names+=" all test"; fi
     if [[ $1 == core ]]; then names=$EXTRAS; fi
     for name in $names; do
         if _stamp_is_true "$CLOZEWORKS_VENV/clozeworks-$name.stamp" "$2"; then return 0; fi

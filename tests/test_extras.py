@@ -27,7 +27,7 @@ OF_REGISTRY = ("export", "register", "FillMask", "Embedder")
 
 
 def test_preparation_imports_the_core_dependencies_alone() -> None:
-    """Also inside functions; the extras are those of one executor and of two filters."""
+    """Also inside functions; the extras are those of one executor, of two filters and of the page of statistics."""
     reached = {
         library: importer
         for path in PRODUCT_FILES
@@ -39,6 +39,7 @@ def test_preparation_imports_the_core_dependencies_alone() -> None:
         "distributed": "data_prep.executors.dask_executor",
         "datatrove": "data_prep.filters.datatrove_adapter",
         "py3langid": "data_prep.filters.built_in_filters",
+        "matplotlib": "data_prep.reports.plots",
     }
 
 

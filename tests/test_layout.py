@@ -118,7 +118,7 @@ PRINTS = {
     "data_prep/base/progress.py": "progress",
     "data_prep/pipeline/reduce_phase.py": "a note on standard error",
     "data_prep/storage/leases.py": "what it waits for",
-    "data_prep/storage/retries.py": "what it waits for",
+    "data_prep/storage/store_errors.py": "what it waits for",
     "data_prep/tokenizer_training/training.py": "progress",
     "trainer/__main__.py": "help",
     "trainer/evaluation/evaluate_checkpoint.py": "its result as JSON",

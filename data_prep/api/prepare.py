@@ -21,11 +21,11 @@ from data_prep.documents.input_files import InputFile, find_inputs
 from data_prep.executors.executors import (
     Executor,
     ExecutorOptions,
-    ProcessExecutor,
     given_executor,
     num_workers,
     open_executor,
 )
+from data_prep.executors.process_executor import ProcessExecutor
 from data_prep.executors.worker_server import default_num_workers
 from data_prep.pipeline.inheritance import Inherited, inherit
 from data_prep.pipeline.job import load_tokenizer

@@ -19,16 +19,16 @@ from data_prep.documents.input_files import InputFile, find_inputs, find_units
 from data_prep.executors.executors import (
     Executor,
     ExecutorOptions,
-    ProcessExecutor,
     given_executor,
     num_workers,
     open_executor,
 )
+from data_prep.executors.process_executor import ProcessExecutor
 from data_prep.filters.registry import described_filters
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.tokenizer_info import INFO_NAME, TokenizerInfo
-from data_prep.tokenizer_training.sampling import draw_sample
+from data_prep.tokenizer_training.corpus_sampling import draw_sample
 from data_prep.tokenizer_training.training import check_vocab_size, train_on_sample
 
 _WORK_FOLDER = ".sampling"

@@ -40,20 +40,15 @@ def local_output(option: str) -> Callable[[str], Path]:
     """Return the argparse `type` of a local path to write; plain `Path` would turn a URL into a folder `s3:`."""
 
     def read(text: str) -> Path:
-        refuse_url(f"{option} {redact(text)}", text, "it must be a local path")
+        if "://" in text:
+            raise UsageError(
+                f"{option} {redact(text)} is a URL, and it must be a local path",
+                fix="give a local path",
+                code="local-path-required",
+            )
         return Path(text)
 
     return read
-
-
-def refuse_url(setting: str, value: str, rule: str) -> None:
-    """Raise if `value` is a URL and not a local path; `rule` states what the setting must be.
-
-    Raises:
-        UsageError: it is a URL.
-    """
-    if "://" in value:
-        raise UsageError(f"{setting} is a URL, and {rule}", fix="give a local path", code="local-path-required")
 
 
 class Joined(argparse.Action):

@@ -41,11 +41,7 @@ def imported_digest(module: types.ModuleType | None) -> str | None:
 
 
 def check_unchanged(module: types.ModuleType | None) -> None:
-    """Check, where work begins, that the file of a module is still the code that runs.
-
-    Raises:
-        UserError: the file changed after the module was imported.
-    """
+    """Check, where work begins, that the file of a module is still the code that runs."""
     path = _source_file(module)
     if module is None or path is None:
         return

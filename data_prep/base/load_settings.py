@@ -31,10 +31,6 @@ def load_settings(
 
     A setting that is a text becomes what was typed, such as `007`, `yes` or `a #b`. A file with `base: NAME` begins
     with the values of another file beside it, or of a preset.
-
-    Raises:
-        UsageError: the file is missing or not a mapping, an override is not `a.b=value`, or a value violates the
-            schema.
     """
     source = str(path) if path is not None else "the command line"
     values: dict[str, Any] = {}
@@ -58,9 +54,6 @@ def validate_settings(
 
     Args:
         typed: the texts of values that were typed on the command line, by setting: errors repeat them.
-
-    Raises:
-        UsageError: values violate the schema; all violations are listed, and the code is that of the first.
     """
     try:
         return schema.model_validate(values)
@@ -78,12 +71,7 @@ def validate_settings(
 
 
 def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path:
-    """Return the file at `path`, or the installed preset of that name (`bert_large` or `configs/bert_large.yaml`).
-
-    Raises:
-        UsageError: neither exists; the error lists the presets of `schema`.
-        UserError: the system denies access.
-    """
+    """Return the file at `path`, or the installed preset of that name (`bert_large` or `configs/bert_large.yaml`)."""
     path = Path(expand_home(str(path)))
     try:
         if path.is_file():
@@ -131,11 +119,7 @@ def _warn_of_repetition(overrides: Sequence[str]) -> None:
 
 
 def check_texts(value: Any, source: str, where: str = "") -> None:
-    """Check the texts of plain values, and warn of those that name an environment variable.
-
-    Raises:
-        UsageError: a text contains an interpolation or the character NUL.
-    """
+    """Check the texts of plain values, and warn of those that name an environment variable."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             check_texts(item, source, f"{where}.{key}".lstrip("."))

@@ -54,10 +54,6 @@ def read_settings(
         overrides: `["optimizer.learning_rate=1e-4"]`, or values by dotted name, which stay what they are.
         source: name of the file, for errors.
         find: the file of a name that is no file beside the one that names it as its base.
-
-    Raises:
-        UsageError: as `read_yaml`; an override is not `a.b=value`; YAML would drop a part of a value; or there is no
-            such base.
     """
     values = {} if path is None else _with_base(schema, path, find)
     if isinstance(overrides, Mapping):
@@ -79,11 +75,7 @@ def read_settings(
 
 
 def _set(schema: Any, values: dict[str, Any], name: str, read: Any, override: str) -> None:
-    """Apply an override; its path may lead through a list, by index or by name (`training.stages.decay.tokens=1`).
-
-    Raises:
-        UsageError: a list on the path has no such item.
-    """
+    """Apply an override; its path may lead through a list, by index or by name (`training.stages.decay.tokens=1`)."""
     *sections, last = _INDEX.sub(r".\1", name).split(".")
     wanted, path = schema, list[str]()
     within: Any = values
@@ -161,9 +153,6 @@ def _read_typed(wanted: Any, name: str, text: str) -> Any:
     """Return the value of an override whose setting has the type `wanted`.
 
     A text is what was typed, without the quotes that enclose the whole of it.
-
-    Raises:
-        UsageError: it cannot be parsed, or YAML would drop a part of it.
     """
     try:
         tree, dropped = parsed(text), dropped_part(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import itertools
 import sys
@@ -17,6 +18,7 @@ EXTRA_OF = {
     "deepspeed": "train",
     "distributed": "dask",
     "gcsfs": "gcs",
+    "matplotlib": "plots",
     "mlflow": "registry",
     "pandas": "finetune",
     "py3langid": "language",
@@ -29,7 +31,7 @@ EXTRA_OF = {
 """Libraries outside the core dependencies, and the extra that installs each."""
 
 CORE = frozenset(
-    "braceexpand cloudpickle fsspec matplotlib numpy psutil pyarrow pydantic pydantic_core regex rensa "
+    "braceexpand cloudpickle fsspec numpy psutil pyarrow pydantic pydantic_core regex rensa "
     "safetensors sentencepiece sentencex tenacity tokenizers tqdm webdataset xxhash yaml zstandard".split()
 )
 """Libraries of the core dependencies."""
@@ -65,8 +67,12 @@ def install_command(extra: str | None) -> str:
     return f"{pip}{constraints} -e {quote(f'{root}{extras}')}"
 
 
+@functools.cache
 def installed_version(distribution: str) -> str | None:
-    """Return the version of an installed package; None if it is not installed or runs from a source folder."""
+    """Return the version of an installed package; None if it is not installed or runs from a source folder.
+
+    A process reads each version once: what it has imported stays the same.
+    """
     try:
         return name_and_version(importlib.metadata.distribution(distribution))[1]
     except importlib.metadata.PackageNotFoundError:

@@ -45,9 +45,6 @@ def function_digest(found: Callable[..., Any]) -> str | None:
     its attributes and items by their values; of a `functools.partial` its function and arguments. None where a source
     cannot be read or a value is not plain, so that a version has to be given. Other modules count by name and
     `__version__`.
-
-    Raises:
-        UserError: the file of a module whose functions are followed changed after it was imported.
     """
     found, parts = _undecorated(found), dict[str, str]()
     while isinstance(found, functools.partial):

@@ -37,9 +37,6 @@ def typed_value(wanted: Any, value: Any, name: str = "", source: str = "") -> An
 
     Args:
         name: dotted name of the setting, for errors; `source` names the file.
-
-    Raises:
-        UsageError: a text ends before " #", or the type is open and versions of YAML differ about the value.
     """
     if isinstance(value, Scalar):
         return _of_scalar(wanted, value, name, source)

@@ -25,11 +25,7 @@ def first_problem(error: ValidationError) -> str:
 
 
 def check_encodable(text: str, what: str) -> None:
-    """Raise if a text cannot be written as UTF-8; `what` names it.
-
-    Raises:
-        UsageError: it contains lone surrogates.
-    """
+    """Raise if a text cannot be written as UTF-8; `what` names it."""
     try:
         text.encode()
     except UnicodeEncodeError:

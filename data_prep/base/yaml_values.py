@@ -48,17 +48,13 @@ for _name, _pattern, _first in (
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a configuration file as plain values, without a schema: what YAML makes of each.
-
-    Raises:
-        UsageError: the file is missing, or is not YAML with a mapping at its top level.
-    """
+    """Read a configuration file as plain values, without a schema: what YAML makes of each."""
     return without_scalars(read_scalars(path))  # type: ignore[no-any-return]  # a mapping
 
 
-def to_text(*documents: Mapping[str, Any], width: int = 80) -> str:
+def to_text(values: Mapping[str, Any]) -> str:
     """Return plain values as YAML that `read_yaml`, and readers of YAML 1.1 and 1.2, read back to the same."""
-    return yaml.dump_all(documents, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=width)
+    return yaml.dump(values, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True)
 
 
 class _PlainDumper(yaml.SafeDumper):

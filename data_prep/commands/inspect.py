@@ -18,8 +18,14 @@ from data_prep.base.errors import UsageError
 from data_prep.base.terminal import printable
 from data_prep.commands.options import add_data_set, open_data_set
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, read_manifest
-from data_prep.reports.inspection import document_report, find_named, inspect_report, parse_document_id
-from data_prep.reports.source_documents import source_report, sources_report
+from data_prep.reports.inspection import (
+    document_report,
+    find_named,
+    inspect_report,
+    parse_document_id,
+    source_report,
+    sources_report,
+)
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 

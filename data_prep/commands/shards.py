@@ -141,7 +141,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _estimate(arguments: argparse.Namespace, request: Request) -> None:
-    from data_prep.reports.estimate import described_steps, estimate, estimate_report
+    from data_prep.reports.estimate import estimate
+    from data_prep.reports.estimate_report import described_steps, estimate_report
 
     if arguments.fresh and request.parent is None:
         refuse_to_undo_changes(request.output)

@@ -26,6 +26,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     output = arguments.output
     if output is not None:
         storage.check_folder("--output", output)
+        # Imported here: matplotlib is an extra and takes a second, and the text report needs none.
+        from data_prep.reports.page import read_samples, write_page
+        from data_prep.reports.plots import draw_plots
     folder = open_data_set(arguments)
     statistics = read_statistics(folder)
     for line in stats_report(statistics):
@@ -33,10 +36,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if output is not None and arguments.dry_run:
         print(f"\nwould write index.html and its plots to {storage.redact(output)}")
     elif output is not None:
-        # Imported here: matplotlib takes a second, and the text report needs none.
-        from data_prep.reports.page import read_samples, write_page
-        from data_prep.reports.plots import draw_plots
-
         samples = read_samples(folder, statistics.manifest)
         page = write_page(output, statistics, draw_plots(statistics), samples)
         print(f"\npage and plots: {storage.redact(page)}")

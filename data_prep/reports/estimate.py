@@ -1,7 +1,7 @@
-"""The estimate of `shards --dry-run`: documents, tokens, bytes and time, from the beginnings of some units.
+"""What `shards --dry-run` estimates: documents, tokens, bytes and time, from the beginnings of some units.
 
-The sampled documents are read, filtered and encoded as by the preparation. The sample of a small corpus is all of it,
-and the counts are exact. Nothing else depends on the estimate: the plan is a function of the inputs' sizes alone.
+The sampled documents are read, filtered and encoded as by the preparation. The sample of a small corpus is the whole
+corpus, and its counts are exact. The plan does not depend on the estimate, only on the sizes of the inputs.
 """
 
 from __future__ import annotations
@@ -9,32 +9,25 @@ from __future__ import annotations
 import functools
 import io
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import islice
 from typing import cast
 
 import numpy as np
 
-from data_prep.base.errors import UserError
-from data_prep.base.table import Column, Table
-from data_prep.base.terminal import counted
-from data_prep.config.preparation_config import INHERITED_BY_SOURCES, DocumentSettings
+from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_files import InputUnit
-from data_prep.documents.lines import Line, blank_line_blocks, bounded_lines, skip_to_line
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.chain import StepCost
-from data_prep.filters.registry import without_logins
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.map_phase import check_sources
-from data_prep.pipeline.plan import BUDGETS, Plan
-from data_prep.pipeline.publication import planned_use
+from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.sections import join_sections
 from data_prep.storage import storage
-from data_prep.storage.compression import decompress, undamaged_pieces
+from data_prep.storage.compression import undamaged_pieces
 from data_prep.text.text_batch import batches
 from data_prep.tokenizer.tokenizer import Tokenizer
 
@@ -42,10 +35,9 @@ SAMPLED_UNITS = 20
 SAMPLE_CHARACTERS = 20_000_000  # of all units together
 SAMPLE_SECONDS = 60.0  # for all units together; a slow filter is judged by fewer documents
 _BATCH_CHARACTERS = 1 << 20
-_COMPRESSED_BYTES = 1 << 20  # by which compression is judged
-_LINES = (".txt", ".jsonl", ".json")  # whose documents are counted line by line; of others buffers are counted
+_COMPRESSED_BYTES = 1 << 20  # of the beginning of a file, to measure how far it is compressed
+_LINES = (".txt", ".jsonl", ".json", ".csv", ".tsv")  # the position of a document in them is the byte of its line
 _DOCUMENT_BYTES, _SENTENCE_BYTES, _RECORD_BYTES, _SHARD_BYTES = 32, 8, 4_500, 9_500  # besides the tokens
-_SHOWN_FILES = 5
 
 
 @dataclass
@@ -53,10 +45,10 @@ class Figures:
     """Figures of `input_bytes` of files.
 
     Attributes:
-        documents: that stay.
-        dropped: documents that are left out, copies apart.
-        copies: documents that are left out since others of the sample have the same text.
-        seconds: what one core takes to read and encode it all.
+        documents: those that stay.
+        dropped: documents that are left out for another reason than `copies`.
+        copies: documents that are left out because others of the sample have the same text.
+        seconds: time of one core to read and encode it all.
     """
 
     input_bytes: float = 0.0
@@ -69,7 +61,7 @@ class Figures:
     seconds: float = 0.0
 
     def scaled(self, input_bytes: float, documents: float | None = None) -> Figures:
-        """The figures of so many bytes of files that are like these; numbers of documents by a factor of their own."""
+        """Return the figures of so many bytes of similar files; `documents` is the factor of numbers of documents."""
         factor = input_bytes / self.input_bytes if self.input_bytes else 1.0
         factors = dict.fromkeys(("documents", "dropped", "copies"), factor if documents is None else documents)
         values = {each.name: getattr(self, each.name) * factors.get(each.name, factor) for each in fields(self)}
@@ -81,11 +73,11 @@ class Estimate:
     """The estimate of a preparation.
 
     Attributes:
-        sources: figures by the name of the source.
-        sample_text_bytes: text that was really encoded to know them.
-        is_all: the sample is all of the inputs, so that the counts are exact.
-        longest_unit_seconds: to read and encode the unit that takes longest; no number of workers makes it less.
-        costs: by the name of the source, what reading, each filter, and cleaning with encoding took of the sample.
+        sources: figures of each source by its name.
+        sample_text_bytes: bytes of text in the sample.
+        is_all: whether the sample is the whole corpus, so that the counts are exact.
+        longest_unit_seconds: time of the slowest unit, which more workers do not shorten.
+        costs: by the name of the source, what the sample cost: reading, each filter, and cleaning with encoding.
     """
 
     sources: dict[str, Figures]
@@ -105,11 +97,11 @@ class Estimate:
         return _total(self.sources.values())
 
     def seconds(self, num_workers: int) -> float:
-        """To read and encode everything."""
+        """Time to read and encode everything."""
         return max(self.total.seconds / num_workers, self.longest_unit_seconds)
 
     def shard_bytes(self, plan: Plan, tokenizer: Tokenizer) -> float:
-        """About the size of the shards with their indexes."""
+        """Approximate size of the shards with their indexes."""
         total = self.total
         record_bytes = total.tokens / plan.config.shards.record_tokens * _RECORD_BYTES
         index_bytes = total.documents * _DOCUMENT_BYTES + total.sentences * _SENTENCE_BYTES
@@ -118,11 +110,9 @@ class Estimate:
 
 
 def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
-    """Read and encode the sample. Files of each format are judged by files of that format.
+    """Read and encode the sample, and scale its figures by source and format.
 
-    Raises:
-        UserError: input in the sample cannot be read, and the policy is `error`; or all is known, and a source with a
-            budget gives no document.
+    Where the sample is the whole corpus, a source with a budget and no document is an error, as in the preparation.
     """
     groups: dict[tuple[int, tuple[str, str]], list[InputUnit]] = {}
     for unit in plan.parts:
@@ -133,7 +123,7 @@ def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
     seen = set[int]()
     filters = [each.filters for each in plan.reading.settings]
     costs = [[StepCost() for _ in range(len(each) + 2)] for each in filters]
-    # In order, for the first of equal texts stays.
+    # In the order of the plan, because the first of equal texts stays.
     samples: dict[InputUnit, tuple[Figures, bool]] = {}
     started_at = time.perf_counter()
     for unit in (each for each in plan.parts if each in chosen):
@@ -168,12 +158,12 @@ def _sample(
     seen: set[int],
     costs: list[StepCost],
 ) -> tuple[Figures, bool]:
-    """Read and encode the unit's first documents; return their figures, and whether they are the whole unit.
+    """Read and encode the first documents of a unit; return their figures, and whether they are the whole unit.
 
     Args:
         first: yields the first of the documents.
-        seen: ids of the documents of the sample so far, to which those of the unit are added.
-        costs: as `Estimate.costs`, to which those of the unit are added.
+        seen: ids of the documents that were sampled so far; those of the unit are added.
+        costs: of the source, see `Estimate.costs`; those of the unit are added.
     """
     settings, reader = plan.reading.settings[unit.source], plan.reading.reader(unit)
     filtered = plan.reading.filters(unit.source).apply(reader, costs=costs[1:-1])
@@ -193,12 +183,12 @@ def _sample(
             raise
         return Figures(unit.bytes, dropped=1, seconds=time.perf_counter() - started_at), True
     seconds = time.perf_counter() - started_at
-    # What came to the first filter, or to encoding, was read.
+    # The next step got exactly what was read.
     costs[0].text_bytes += costs[1].text_bytes - bytes_before[1]
     costs[0].seconds += max(0.0, seconds - sum(cost.seconds for cost in costs) + seconds_before)
     is_whole = bool(reader.sha256)
     num_read = num_documents + sum(reader.dropped.values())
-    read_bytes = unit.bytes if is_whole else min(unit.bytes, _bytes_of(unit, num_read, reader, settings))
+    read_bytes = unit.bytes if is_whole else min(unit.bytes, _read_bytes(unit, num_read, reader, settings))
     encoded = join_sections([*parts, encode_documents([], tokenizer, settings, dropped).section])
     is_new = np.ones(len(encoded.document_ids), bool)
     if plan.config.deduplication.exact:
@@ -220,7 +210,7 @@ def _sample(
 
 
 def _first(documents: Iterator[Document], most_characters: int, stop_at: float) -> Iterator[Document]:
-    """Yield the first documents until a time; one more is read, so that the end of the unit is noticed."""
+    """Yield the first documents until a time; one more is read, which shows whether the unit ends."""
     num_characters = 0
     for document in documents:
         if num_characters >= most_characters or (num_characters and time.perf_counter() >= stop_at):
@@ -229,30 +219,22 @@ def _first(documents: Iterator[Document], most_characters: int, stop_at: float) 
         num_characters += len(document.text)
 
 
-def _bytes_of(unit: InputUnit, num_documents: int, reader: DocumentReader, settings: DocumentSettings) -> float:
-    """About how many bytes of its file the unit's first documents take."""
+def _read_bytes(unit: InputUnit, num_documents: int, reader: DocumentReader, settings: DocumentSettings) -> float:
+    """Return about how many bytes of the file were read for so many documents; the reader is at the next document."""
     if reader.num_rows is not None:
         return unit.bytes * num_documents / max(reader.num_rows, 1)
     ending, compression = unit.format.ending, unit.format.compression
-    if reader.is_one_document or ending not in _LINES:
-        return unit.bytes if reader.is_one_document else reader.bytes_read
-    with storage.open_read(unit.url) as raw:
-        raw.seek(max(0, unit.start - 1))
-        stream = decompress(cast(io.RawIOBase, raw), compression)
-        start = skip_to_line(stream, unit.start - 1, unit.stop) if unit.start else 0
-        lines = bounded_lines(stream, settings.max_document_bytes, start)
-        if ending == ".txt":
-            found: Iterator[Line] = blank_line_blocks(lines, settings.max_document_bytes, unit.start == 0, None)
-        else:
-            found = (line for line in lines if line.num_bytes > settings.max_document_bytes or line.data.strip())
-        last = deque(islice(found, num_documents), maxlen=1)
-        plain_bytes = last[0].start + last[0].num_bytes + 1 - start if last else 0
+    if reader.is_one_document:
+        return unit.bytes
+    if ending not in _LINES or reader.rejects.number is None:
+        return reader.bytes_read
+    plain_bytes = reader.rejects.number - unit.start
     if not compression:
         return plain_bytes
     with storage.open_read(unit.url) as raw:
         head = raw.read(_COMPRESSED_BYTES)
-    grown = sum(map(len, undamaged_pieces(cast(io.RawIOBase, io.BytesIO(head)), compression)))
-    return plain_bytes * len(head) / max(grown, 1)
+    decompressed = sum(map(len, undamaged_pieces(cast(io.RawIOBase, io.BytesIO(head)), compression)))
+    return plain_bytes * len(head) / max(decompressed, 1)
 
 
 def _total(parts: Iterable[Figures]) -> Figures:
@@ -263,167 +245,3 @@ def _total(parts: Iterable[Figures]) -> Figures:
 def _spread(units: Sequence[InputUnit], count: int) -> list[InputUnit]:
     indices = np.linspace(0, len(units), min(count, len(units)), endpoint=False).astype(int)
     return [units[index] for index in indices.tolist()]
-
-
-def estimate_report(plan: Plan, tokenizer: Tokenizer, found: Estimate, num_workers: int, output: str) -> Iterator[str]:
-    """Yield the lines of the report."""
-    size = sum(file.bytes for file in plan.inputs) / 1e6
-    destinations, documents = plan.destinations, plan.config.documents
-    yield (
-        f"would read {counted(len(plan.inputs), 'file')} ({size:,.1f} MB) in {counted(len(plan.units), 'unit')} and "
-        f"write at most {destinations.num_train:,} train and {counted(destinations.num_valid, 'valid shard')} to "
-        f"{storage.redact(output)}"
-    )
-    read = f"{found.sample_text_bytes / 1e6:,.2f} MB of text"
-    if found.is_all:
-        yield f"the inputs are small, so all of them were read and encoded ({read}); the counts are exact:"
-    else:
-        yield f"estimated from {read} at the beginnings of files and of their parts:"
-    about = "" if found.is_all else "about "
-    for name, figures in found.sources.items():
-        yield f"  {name}: {about}{_described(figures, documents)}"
-    if len(found.sources) > 1:
-        yield f"  in all: {about}{_described(found.total, documents)}"
-    yield from _own_settings(plan)
-    yield from _shares(plan, found.sources)
-    yield from _not_counted(plan, found.is_all)
-    yield (
-        f"  about {found.shard_bytes(plan, tokenizer) / 1e6:,.1f} MB of shards, and as much again for work files until "
-        "they are done"
-    )
-    seconds = found.seconds(num_workers)
-    taken = f"{seconds:,.1f} seconds" if seconds < 100 else f"{seconds / 60:,.0f} minutes"
-    yield (
-        f"  about {taken} to read and encode with {num_workers} {'process' if num_workers == 1 else 'processes'} on "
-        "cores like this one; starting them and writing the shards come on top"
-    )
-    yield (
-        f"  at most {documents.worker_memory_bytes / (1 << 30):.1f} GiB of memory per process, as "
-        f"documents.max_document_bytes={documents.max_document_bytes} sets, and about 100 bytes for every document "
-        "of a shard"
-    )
-    yield from _unsplittable(plan)
-
-
-def described_steps(plan: Plan, tokenizer: Tokenizer, found: Estimate) -> Iterator[str]:
-    """Yield the pipeline of the plan, a line for each step in order, with its cost where the sample measured it.
-
-    Sources that are read and filtered alike share their lines.
-    """
-    config, names = plan.config, plan.reading.names
-    groups: dict[str, list[int]] = {}
-    for source, settings in enumerate(plan.reading.settings):
-        groups.setdefault(settings.model_dump_json(), []).append(source)
-    rows: list[tuple[str, str, str, str]] = []
-    for sources in groups.values():
-        settings = plan.reading.settings[sources[0]]
-        num_files = sum(file.source in sources for file in plan.inputs)
-        own = f" of {_listed([names[each] for each in sources])}" if len(groups) > 1 else ""
-        fields = [f"{name} {value}" for name, value in settings if name.endswith("_field") and value]
-        steps = [("read", f"{counted(num_files, 'file')}{own}: {', '.join(fields)}")]
-        for entry in settings.filters:
-            given = {**(entry.model_extra or {}), **({"version": entry.version} if entry.version else {})}
-            parameters = ", ".join(f"{name}={without_logins(value)!r:.60}" for name, value in given.items())
-            steps.append(("filter", f"{entry.name}{own}" + (f": {parameters}" if parameters else "")))
-        longest = settings.max_document_characters
-        limits = f"{settings.min_document_characters:,} to {'any number of' if longest is None else f'{longest:,}'}"
-        encoded = f"by tokenizer {tokenizer.fingerprint[:16]} of {tokenizer.vocab_size:,} tokens"
-        whole = "" if settings.sentences == "split" else ", sentences not split"
-        steps.append(("clean, encode", f"documents of {limits} characters{whole}, {encoded}"))
-        for step, (what, details) in enumerate(steps):
-            costs = [found.costs[names[each]][step] for each in sources]
-            rate = sum(cost.text_bytes for cost in costs) / max(sum(cost.seconds for cost in costs), 1e-9) / 1e6
-            hours = sum(found.hours(names[each], step) for each in sources)
-            rows.append(
-                (
-                    what,
-                    details,
-                    f"{rate:,.2f}" if rate else "-",
-                    (f"{hours:,.2f}" if hours >= 0.005 else "<0.01") if rate else "-",
-                )
-            )
-    copies = config.deduplication
-    near = f", near (threshold {copies.threshold:g}, {copies.num_hashes} hashes)" if copies.near else ""
-    kinds = f"exact{near}" if copies.exact else "none"
-    destinations = plan.destinations
-    shards = f"{destinations.num_train:,} train and {destinations.num_valid:,} valid at most"
-    rows += [("deduplicate", kinds, "-", "-"), ("write shards", shards, "-", "-")]
-    for what, folder in (("write dropped", config.keep_dropped), ("write texts", config.text_output)):
-        if folder is not None:
-            rows.append((what, storage.redact(folder), "-", "-"))
-    numbered = tuple((str(number), *row) for number, row in enumerate(rows, 1))
-    columns = (Column("#"), Column("step", False), Column("details", False), Column("MB/s"), Column("core-hours"))
-    note = (
-        "MB/s of one core on the text of the sample that comes to the step; core-hours of all inputs; -: not measured"
-    )
-    yield Table("steps", columns, numbered, note).text()
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN_FILES:,} more" if len(names) > _SHOWN_FILES else ""
-    return f"{', '.join(names[:_SHOWN_FILES])}{more}"
-
-
-def _described(figures: Figures, settings: DocumentSettings) -> str:
-    dropped = f" and {figures.dropped:,.0f} dropped ones" if figures.dropped else ""
-    copies = f" ({figures.copies:,.0f} copies of others left out)" if figures.copies else ""
-    sentences = f", {figures.sentences:,.0f} sentences" * (settings.sentences == "split")
-    return (
-        f"{figures.documents:,.0f} documents{copies}{dropped}{sentences}, "
-        f"{figures.tokens:,.0f} tokens in {figures.text_bytes / 1e6:,.1f} MB of text"
-    )
-
-
-def _own_settings(plan: Plan) -> Iterator[str]:
-    """Yield what each source reads otherwise than the settings of documents say."""
-    for source in plan.config.sources:
-        given = [(name, getattr(source, name)) for name in INHERITED_BY_SOURCES if name != "filters"]
-        own = [f"{name} {value}" for name, value in given if value not in (None, "")]
-        if source.filters is not None:
-            own.append(f"filters {', '.join(entry.name for entry in source.filters) or 'none'}")
-        if own:
-            yield f"  source {source.name} has its own {', '.join(own)}"
-
-
-def _shares(plan: Plan, found: Mapping[str, Figures]) -> Iterator[str]:
-    """Yield each source's share of the training samples, if a source has a rule of its own."""
-    sources, total = plan.config.sources, plan.config.total_tokens
-    if not plan.config.has_source_budgets:
-        return
-    tokens = [found[source.name].tokens * (1 - plan.config.shards.valid_fraction) for source in sources]
-    try:
-        uses = planned_use(plan.config, tokens)
-    except UserError as error:
-        yield f"  would be refused once the tokens are counted: {error.problem}"
-        return
-    for source, own_tokens, use in zip(sources, tokens, uses, strict=True):
-        given = [(name, getattr(source, name)) for name in BUDGETS]
-        rules = [f"{name} {value:,}" for name, value in given if value is not None]
-        if total is not None:
-            times = f", {use / own_tokens:,.2f} epochs" if own_tokens else ""
-            rules.append(f"{use:,.0f} of total_tokens {total:,}{times}")
-        rule = ", ".join(rules) or "its tokens"
-        yield f"  share of training samples: {source.name} {use / (sum(uses) or 1):.2%} ({rule})"
-
-
-def _not_counted(plan: Plan, is_all: bool) -> Iterator[str]:
-    missing = []
-    if plan.config.deduplication.exact and not is_all:
-        missing.append("copies beyond the sample")
-    if plan.parent is not None:
-        missing.append("copies of what the data set holds already")
-    if plan.config.deduplication.near:
-        missing.append("near-duplicates and the time to find them")
-    if missing:
-        yield f"  not estimated: {', '.join(missing)}"
-
-
-def _unsplittable(plan: Plan) -> Iterator[str]:
-    """Say which files are one unit each whatever their size, the largest first."""
-    unit_bytes = plan.config.shards.unit_bytes
-    whole = [file for file in plan.inputs if file.bytes > unit_bytes and not file.format.can_be_split]
-    if whole:
-        whole.sort(key=lambda file: -file.bytes)
-        named = ", ".join(f"{storage.redact(file.url)} ({file.bytes / 1e6:,.1f} MB)" for file in whole[:_SHOWN_FILES])
-        more = f" and {len(whole) - _SHOWN_FILES:,} more" if len(whole) > _SHOWN_FILES else ""
-        yield f"cannot be split, so one worker reads each: {named}{more}"

@@ -1,4 +1,4 @@
-"""Decoded documents of a data set, one sentence per line."""
+"""Documents of a data set: their text, one sentence per line, and lists of the documents of its sources."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from data_prep.base.errors import UsageError
 from data_prep.base.terminal import printable
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord
-from data_prep.dataset.provenance_sidecar import ProvenanceRow, ShardProvenance
-from data_prep.dataset.removal_request import find_listed
+from data_prep.dataset.provenance_sidecar import ProvenanceRow, ShardProvenance, read_provenance
+from data_prep.dataset.removal_request import find_listed, source_number
 from data_prep.dataset.shard_documents import DocumentLocation, ShardDocuments, find_document
+from data_prep.dataset.shards import read_index
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 _SHOWN_SENTENCES = 12
 _LINE_TOKENS = 32
+_SOURCE_HEADER = "document id\tcorpus id\tURL\tnote"
 _DOCUMENT_ID = re.compile("[0-9a-fA-F]{16}")
 
 
@@ -30,10 +32,6 @@ def inspect_report(
     """Yield lines with the first sentences of documents of a shard (by default the first) from `num_skipped` on.
 
     Reads only the index and these documents, also from a remote shard.
-
-    Raises:
-        UsageError: there is no such shard or document.
-        UserError: the data set is damaged.
     """
     manifest = read_manifest(folder)
     tokenizer = Tokenizer.load(storage.join(folder, TOKENIZER_FOLDER))
@@ -63,9 +61,6 @@ def document_report(
     Args:
         named: the column and the value by which `find_named` found it; if they are those of a near-duplicate, a line
             states it.
-
-    Raises:
-        UserError: no shard holds it, or the data set is damaged.
     """
     locations = find_document(folder, document_id)
     manifest = read_manifest(folder)
@@ -92,11 +87,7 @@ def document_report(
 
 
 def parse_document_id(text: str) -> int:
-    """Return the number of a document id: exactly 16 hexadecimal digits.
-
-    Raises:
-        UsageError: the text is something else, such as an id of the corpus.
-    """
+    """Return the number of a document id: exactly 16 hexadecimal digits."""
     if not is_document_id(text):
         raise UsageError(
             f"{text[:100]!r} is not a document id",
@@ -113,11 +104,7 @@ def is_document_id(text: str) -> bool:
 
 
 def find_named(folder: str, manifest: Manifest, column: Literal["id", "url"], value: str) -> list[int]:
-    """Return the ids of the documents with exactly this corpus id or URL, dropped copies included, ascending.
-
-    Raises:
-        UserError: there is none, or the data set has no provenance.
-    """
+    """Return the ids of the documents with exactly this corpus id or URL, dropped copies included, ascending."""
     found = find_listed(folder, manifest, column, [value])
     if not len(found.ids):
         noun = "corpus id" if column == "id" else "URL"
@@ -128,6 +115,37 @@ def find_named(folder: str, manifest: Manifest, column: Literal["id", "url"], va
             code="unknown-document",
         )
     return found.ids.tolist()  # type: ignore[no-any-return]  # numpy gives Any
+
+
+def sources_report(folder: str) -> Iterator[str]:
+    """Yield a header and a line for each source: name, documents, and how many of them have a corpus id or a URL."""
+    manifest = read_manifest(folder)
+    ids = dict.fromkeys((source.name for source in manifest.sources), 0)
+    urls = dict(ids)
+    for file in manifest.provenance_files:
+        table = read_provenance(folder, file)
+        for counts, column in ((ids, "id"), (urls, "url")):
+            for found in table.filter(table[column].is_valid())["source"].value_counts().to_pylist():
+                counts[found["values"]] = counts.get(found["values"], 0) + found["counts"]
+    yield "source\tdocuments\twith corpus id\twith URL"
+    for source in manifest.sources:
+        yield f"{printable(source.name)}\t{source.documents}\t{ids[source.name]}\t{urls[source.name]}"
+
+
+def source_report(folder: str, name: str) -> Iterator[str]:
+    """Yield a header and a line for each document of a source, in the order of the shards; dropped copies are noted.
+
+    Documents without provenance have a document id alone.
+    """
+    manifest = read_manifest(folder)
+    number = source_number(folder, manifest, name)
+    yield _SOURCE_HEADER
+    for shard in manifest.shards:
+        if shard.provenance is None:
+            index = read_index(folder, shard)
+            for identity in index.document_ids[index.document_sources == number].tolist():
+                yield f"{identity:016x}\t-\t-\t-"
+    yield from _source_rows(folder, manifest, name)
 
 
 def _shard(folder: str, manifest: Manifest, split: Literal["train", "valid"], number: int | None) -> ShardRecord:
@@ -192,3 +210,15 @@ def _text(
     if limit is not None and len(sentences) > limit:
         yield f"  ... {len(sentences) - limit:,} more {'sentences' if has_sentences else 'lines'}"
     yield ""
+
+
+def _source_rows(folder: str, manifest: Manifest, name: str) -> Iterator[str]:
+    for file in manifest.provenance_files:
+        table = read_provenance(folder, file)
+        mine = np.flatnonzero(np.array(table["source"].to_pylist()) == name)
+        for row in table.take(mine).to_pylist():
+            note = "-"
+            if row["kept_as"] != row["document_id"]:
+                note = "dropped" if row["kept_as"] is None else f"dropped as a duplicate of {row['kept_as']:016x}"
+            names = "\t".join(printable(row[column] or "-") for column in ("id", "url"))
+            yield f"{row['document_id']:016x}\t{names}\t{note}"

@@ -58,11 +58,7 @@ class Sample(NamedTuple):
 
 
 def write_page(output: str, statistics: Statistics, plots: Mapping[str, bytes], samples: Sequence[Sample] = ()) -> str:
-    """Write the plots as files, and the page that also holds them, into the folder `output`; return the page's URL.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
+    """Write the plots as files, and the page that also holds them, into the folder `output`; return the page's URL."""
     for name, picture in plots.items():
         storage.write_bytes(storage.join(output, f"{name}.png"), picture)
     page = storage.join(output, PAGE_NAME)
@@ -74,9 +70,6 @@ def read_samples(folder: str, manifest: Manifest) -> list[Sample]:
     """Return the first documents of the first train shard, of as many sources as possible.
 
     Documents are in the order of their hashes, so the first ones are a random sample.
-
-    Raises:
-        UserError: the shard or the tokenizer is missing or damaged.
     """
     first = next(all_shards(manifest), None)
     if first is None:

@@ -46,9 +46,6 @@ def read_statistics(folder: str) -> Statistics:
 
     Only one shard's index is in memory at a time, so memory does not grow with the number of documents; no token data
     is read.
-
-    Raises:
-        UserError: a file that the manifest names is missing or damaged.
     """
     manifest = read_manifest(folder)
     counts = read_token_counts(folder, manifest)

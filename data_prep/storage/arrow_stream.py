@@ -1,10 +1,10 @@
-"""Reading Arrow IPC streams row by row, one after the other, and the files that wrap one.
+"""Readers of Arrow IPC streams, and of files that wrap one, row by row.
 
-A stream that was cut short is noticed, and so are bytes that belong to no stream: nothing of a file is ignored.
+A truncated stream is an error, and so are bytes that belong to no stream: no part of a file is ignored.
 
-The values of columns, of Parquet too, are as JSON has them, the same with and without pandas and a database of time
-zones. Dates and times become text in Arrow: Python's own have no nanoseconds and no year after 9999, and pandas, where
-it is installed, would write other text.
+The values of columns, those of Parquet files too, become JSON values. They are the same with and without pandas and a
+database of time zones. Arrow itself writes dates and times as text: Python's own types have no nanoseconds and no year
+after 9999, and pandas would write another text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def looks_like_arrow(head: bytes) -> bool:
 
 
 class ArrowRows:
-    """The rows of a file of one or several streams, or of a file with a footer, which wraps one stream.
+    """The rows of a file: of its streams, or of the one stream before a footer.
 
     Attributes:
         columns: names of its columns.
@@ -70,14 +70,14 @@ class ArrowRows:
             raise DamagedTable("its schema", error) from None
 
     def values(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """The rows as objects of these columns, as `json_values` gives them."""
+        """Yield the rows as objects of these columns, with values as by `json_values`."""
         while (batch := self._next()) is not None:
             columns = [json_values(batch.column(name)) for name in names]
             for values in zip(*columns, strict=True) if columns else ():
                 yield dict(zip(names, values, strict=True))
 
     def count(self) -> int:
-        """Number of the rows that are left."""
+        """Return the number of rows that were not read yet."""
         num_rows = 0
         while (batch := self._next()) is not None:
             num_rows += batch.num_rows
@@ -121,11 +121,7 @@ class ArrowRows:
         return True
 
     def _check_footer(self) -> None:
-        """Check that a single footer is all that is left, so that no other file was joined with this one.
-
-        Raises:
-            ValueError: there is more, or the footer is cut short.
-        """
+        """Check that a single footer is all that is left, so that no other file was joined with this one."""
         num_bytes, last = 0, b""
         while piece := self._stream.read(_PIECE_BYTES):
             num_bytes += len(piece)
@@ -136,11 +132,6 @@ class ArrowRows:
         if num_bytes != length + len(last):
             left = num_bytes - length - len(last)
             raise ValueError(f"its footer does not describe {left} bytes: another file was joined with it")
-
-
-def open_arrow(stream: BinaryIO) -> ArrowRows:
-    """Begin to read a stream."""
-    return ArrowRows(stream)
 
 
 class _Tail:

@@ -76,11 +76,7 @@ def undamaged_pieces(file: io.RawIOBase, compression: str) -> Iterator[bytes]:
 
 
 def decompressed_copy(file: io.RawIOBase, compression: str, copy: BinaryIO, where: str) -> None:
-    """Write the content of `file` to `copy`, for formats whose index is at the end.
-
-    Raises:
-        UserError: the disk that holds the copy is full.
-    """
+    """Write the content of `file` to `copy`, for formats whose index is at the end."""
     stream = decompress(file, compression)
     while piece := stream.read(_BUFFER_BYTES):
         try:

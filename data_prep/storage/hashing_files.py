@@ -13,11 +13,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def read_bytes_of(file: BinaryIO, num_bytes: int, where: str) -> bytes:
-    """Read up to `num_bytes` of an input; an error of the disk or network is not damage of its content.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Read up to `num_bytes` of an input; an error of the disk or network is not damage of its content."""
     try:
         return file.read(num_bytes)
     except OSError as error:
@@ -27,10 +23,10 @@ def read_bytes_of(file: BinaryIO, num_bytes: int, where: str) -> bytes:
 
 
 class HashingFile(io.RawIOBase):
-    """A file, from where it stands, that hashes the first `num_bytes` read from it; all without a number.
+    """A file that hashes the first `num_bytes` that are read from its position on, or all bytes without a number.
 
-    `head` is what was read of it before and comes first. What is read beyond `num_bytes`, such as the end of a
-    line that begins before, is not hashed.
+    `head` holds the bytes that were read before; they come first. Bytes beyond `num_bytes`, such as the end of the last
+    line, are read and not hashed.
     """
 
     def __init__(self, file: BinaryIO, where: str, num_bytes: int | None = None, head: bytes = b"") -> None:
@@ -49,7 +45,7 @@ class HashingFile(io.RawIOBase):
         return len(data)
 
     def hexdigest(self) -> str:
-        """The sha256, once what nobody asked for is read too."""
+        """Read what is left, and return the sha256."""
         while self._left != 0 and self._next(_PIECE_BYTES):
             pass
         return self._digest.hexdigest()
@@ -69,7 +65,7 @@ class HashingFile(io.RawIOBase):
 
 
 class RangeHashingFile(io.RawIOBase):
-    """A seekable file that hashes byte ranges of it, each in order, in whatever turn they are read."""
+    """A seekable file that hashes byte ranges; each is hashed in order, however the reads of several alternate."""
 
     def __init__(self, file: BinaryIO, where: str) -> None:
         self._file = file
@@ -77,7 +73,7 @@ class RangeHashingFile(io.RawIOBase):
         self._ranges: list[_Range] = []
 
     def hash_ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Hash from now on what is read of these (start, stop), none of which overlap."""
+        """Hash what is read from now on of these ranges (start, stop), which do not overlap."""
         self._ranges = [_Range(start, stop) for start, stop in ranges]
 
     def readable(self) -> bool:
@@ -100,7 +96,7 @@ class RangeHashingFile(io.RawIOBase):
         return data
 
     def hexdigest(self) -> str:
-        """The sha256 of the ranges' sha256, once what nobody asked for is read too."""
+        """Read what is left of the ranges, and return the sha256 of their sha256."""
         for hashed in self._ranges:
             self._file.seek(hashed.position)
             while hashed.position < hashed.stop:
@@ -119,7 +115,7 @@ class _Range:
         self.digest = hashlib.sha256()
 
     def update(self, data: bytes, start: int) -> None:
-        """Hash of `data`, which stands at `start` in the file, what follows on what is hashed already."""
+        """Hash the part of `data`, the bytes from `start` on, that continues what is hashed already."""
         if start <= self.position < min(start + len(data), self.stop):
             piece = memoryview(data)[self.position - start : self.stop - start]
             self.digest.update(piece)

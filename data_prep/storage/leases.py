@@ -32,7 +32,7 @@ _RENEWALS_A_LEASE = 4
 
 
 class _Found(NamedTuple):
-    """A lease as it lies in the store, and the store's description of the object, by which it is replaced."""
+    """The content of a lease in the store, and the store's description of the object, by which it is replaced."""
 
     values: dict[str, Any]
     info: dict[str, Any]
@@ -42,11 +42,7 @@ class Lease:
     """A held lease, renewed by a thread of its own until it is released."""
 
     def __init__(self, url: str, folder: str) -> None:
-        """Take the lease at `url`.
-
-        Raises:
-            UserError: another command holds it.
-        """
+        """Take the lease at `url`."""
         self.url, self.folder = url, folder
         self.owner = secrets.token_hex(8)
         self._seconds = LEASE_SECONDS
@@ -105,16 +101,13 @@ class Lease:
             began_at = time.monotonic()
             # check() reports failures once no renewal has succeeded for the lease's time.
             with contextlib.suppress(UserError):
-                if self._renew(interval):
+                found = _read(self.url, interval)
+                if found is None or found.values.get("owner") != self.owner:
+                    self._lost = "it was removed" if found is None else f"{_holder(found)} took it over"
+                    return
+                self._renewals += 1
+                if remote_files.replace(self.url, self._content(), found.info, interval):
                     self._renewed_at = began_at
-
-    def _renew(self, seconds: float) -> bool:
-        found = _read(self.url, seconds)
-        if found is None or found.values.get("owner") != self.owner:
-            self._lost = "it was removed" if found is None else f"{_holder(found)} took it over"
-            return False
-        self._renewals += 1
-        return remote_files.replace(self.url, self._content(), found.info, seconds)
 
     def _content(self) -> bytes:
         values = {
@@ -130,17 +123,12 @@ class Lease:
 
 
 @contextlib.contextmanager
-def hold_lease(folder: str, name: str = "", shared: bool = False) -> Iterator[Lease]:
+def hold_lease(folder: str, name: str = "") -> Iterator[Lease]:
     """Hold the whole folder, or the named part of it, as `data_prep.storage.locks.hold_lock` does.
 
     Both kinds first write their own lease and then look for the other kind, so of two that begin at once at most
     one continues.
-
-    Raises:
-        UserError: another command holds it.
     """
-    if shared and not name:
-        name = f"shared-{secrets.token_hex(4)}"
     _refuse_others(folder, name)
     lease = Lease(join(folder, f".lock-{name}.json" if name else WHOLE_NAME), folder)
     try:
@@ -151,7 +139,7 @@ def hold_lease(folder: str, name: str = "", shared: bool = False) -> Iterator[Le
 
 
 def _refuse_if_held(url: str, folder: str, found: _Found) -> None:
-    """Return if the lease's holder is gone; raise UserError if it is alive."""
+    """Raise UserError if the holder of a lease is alive."""
     values = found.values
     if values.get("machine") and values["machine"] == _machine_mark():
         living = found if _process_mark(values["pid"]) == values.get("process") else None
@@ -166,7 +154,7 @@ def _refuse_if_held(url: str, folder: str, found: _Found) -> None:
 
 
 def _watch(url: str, folder: str, found: _Found) -> _Found | None:
-    """The lease after its holder renewed it or another took it; None if nobody does within its period."""
+    """Watch a lease for its period; return it once it changed, or None if it stayed as it was."""
     seconds = float(found.values.get("lease_seconds", LEASE_SECONDS))
     print(
         f"{redact(folder)} is locked by {_holder(found)}; waiting up to {seconds:.0f} s to see whether it is alive",

@@ -34,7 +34,6 @@ class IsHeld(UserError):
 
     def __init__(self, problem: str, holder: str = "", *, fix: str = "", code: str = "folder-locked") -> None:
         super().__init__(problem, fix=fix, code=code)
-        self.problem = problem
         self.holder = holder
 
 
@@ -51,19 +50,18 @@ class _FileLock:
 
 
 @contextlib.contextmanager
-def hold_lock(folder: str | Path, name: str = "", shared: bool = False) -> Iterator[Lock]:
+def hold_lock(folder: str | Path, name: str = "") -> Iterator[Lock]:
     """Keep other commands from `folder` while the block runs; a killed holder blocks nobody, or not for long.
 
     Without a name the lock covers the whole folder, and nobody else holds any part of it. With a name, such as
-    "range-003-of-016", it covers that part: other names may be held at the same time, but not the whole folder. With
-    `shared` and no name several commands may hold the folder at once, but none the whole of it.
+    "range-003-of-016", it covers that part: other names may be held at the same time, but not the whole folder.
 
     Raises:
         UserError: another command holds it (the message names its process and host; `IsHeld` where the folder is
             local), or the folder cannot be written.
     """
     if is_remote(folder):
-        with hold_lease(str(folder), name, shared) as lease:
+        with hold_lease(str(folder), name) as lease:
             yield lease
         return
     with contextlib.ExitStack() as held:
@@ -72,7 +70,7 @@ def hold_lock(folder: str | Path, name: str = "", shared: bool = False) -> Itera
             whole.parent.mkdir(parents=True, exist_ok=True)
             if name:
                 held.enter_context(_locked(whole.with_name(f"{LOCK_NAME}-{name}"), str(folder)))
-            held.enter_context(_locked(whole, str(folder), shared=shared or bool(name)))
+            held.enter_context(_locked(whole, str(folder), shared=bool(name)))
         except OSError as error:
             raise UserError(
                 f"{folder} cannot be written: {error.strerror or error}",
@@ -145,7 +143,7 @@ def _holder_of_a_part(whole: Path) -> str:
 
 
 def _remove_if_last(file: TextIO, path: Path) -> None:
-    """Remove the lock's file unless others hold it too."""
+    """Remove the file of a lock unless others hold the lock too."""
     with contextlib.suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink(missing_ok=True)

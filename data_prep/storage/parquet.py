@@ -50,7 +50,7 @@ class ParquetRows:
         num_rows: their rows.
 
     Raises:
-        DamagedTable: the file's footer cannot be read.
+        DamagedTable: the file is damaged; the methods raise it too.
         UserError: the disk or the network failed.
     """
 
@@ -74,11 +74,7 @@ class ParquetRows:
         self.num_rows = sum(self._rows_of_groups[group] for group in self._groups)
 
     def row_groups(self) -> list[RowGroup]:
-        """The footer's description of each row group.
-
-        Raises:
-            DamagedTable: the footer is damaged.
-        """
+        """The footer's description of each row group."""
         with self._footer():
             groups = [self._parquet.metadata.row_group(number) for number in self._groups]
             return [
@@ -91,11 +87,7 @@ class ParquetRows:
             ]
 
     def check_all_described(self) -> None:
-        """Check that no other file lies before the footer: of files that were joined only the last one would be read.
-
-        Raises:
-            DamagedTable: another file was joined with it.
-        """
+        """Check that no other file lies before the footer: of joined files only the last one would be read."""
         with self._footer():
             num_bytes = self._file.seek(0, io.SEEK_END)
             self._file.seek(num_bytes - len(_END))
@@ -110,11 +102,7 @@ class ParquetRows:
                 tail = piece[1 - 2 * len(_MAGIC) :]
 
     def column_ranges(self, names: Collection[str]) -> list[tuple[int, int]]:
-        """(start, stop) of the stored bytes of these columns, and of the columns within them.
-
-        Raises:
-            DamagedTable: the footer is damaged.
-        """
+        """(start, stop) of the stored bytes of these columns, and of the columns within them."""
         return self._ranges(self._groups, names)
 
     def _ranges(self, groups: range, names: Collection[str] | None = None) -> list[tuple[int, int]]:
@@ -139,9 +127,6 @@ class ParquetRows:
         """Yield the rows of these columns; None means null.
 
         Columns hold text, which is given as bytes; those `of_any_type` are given as `json_values`.
-
-        Raises:
-            DamagedTable: the file is damaged.
         """
         row = self.first_row
         for group in self._groups:

@@ -1,7 +1,7 @@
-"""Files in object stores and on web servers: every request through fsspec, tried again where the store is busy.
+"""Files in object stores and on web servers, through fsspec; requests to a busy store are repeated.
 
-fsspec's caches of listings are off, for they hide what other processes wrote. Its filesystems may be used by several
-threads, but not by forked processes: workers are spawned.
+fsspec's caches of listings are off, because they hide what other processes wrote. Several threads may use its
+filesystems, but forked processes may not: workers are forked from a server that has none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import glob
 import posixpath
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -21,12 +21,11 @@ from data_prep.base.packages import install_command
 from data_prep.base.urls import OBJECT_STORES, WEB_SCHEMES, has_login, has_no_query, redact, scheme
 from data_prep.storage import remote_reader
 from data_prep.storage.exact_keys import abort_s3_uploads, is_s3, remove_path
-from data_prep.storage.patterns import matching_names, refuse_unread
+from data_prep.storage.patterns import Entry, files_of, matching_names, walk
 from data_prep.storage.remote_reader import open_ranges
 from data_prep.storage.remote_reader import tag as tag
-from data_prep.storage.retries import with_retries
 from data_prep.storage.storage_options import forget_other_logins, options_for
-from data_prep.storage.store_errors import IncompleteTransfer, explained, http_status, store_code
+from data_prep.storage.store_errors import IncompleteTransfer, explained, http_status, store_code, with_retries
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 
@@ -38,9 +37,9 @@ Result = TypeVar("Result")
 
 
 def info(url: str, seconds: float | None = None) -> dict[str, Any] | None:
-    """What the store says of a file or folder (`size` in bytes, `type` file or directory, tags); None if not there.
+    """Return the store's description of a file or folder (`size` in bytes, `type` file or directory, tags), or None.
 
-    Here and below a busy store is waited for `seconds`, by default as long as `data_prep.storage.retries` says.
+    Here and below a request to a busy store is repeated for `seconds`, by default those of `retry_seconds`.
     """
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
@@ -53,11 +52,7 @@ def info(url: str, seconds: float | None = None) -> dict[str, Any] | None:
 
 
 def existing(url: str) -> dict[str, Any]:
-    """Return the `info` of a file.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the `info` of a file."""
     found = info(url)
     if found is None:
         raise UserError(
@@ -66,21 +61,8 @@ def existing(url: str) -> dict[str, Any]:
     return found
 
 
-def size(url: str) -> int:
-    """Return the size of a file in bytes.
-
-    Raises:
-        UserError: there is no such file, or a web server does not state the size.
-    """
-    return size_of(url, existing(url))
-
-
 def size_of(url: str, info: Mapping[str, Any]) -> int:
-    """Return the size of a file with this `info`.
-
-    Raises:
-        UserError: a web server does not state it.
-    """
+    """Return the size of a file with this `info`."""
     found: int | None = info["size"]
     if found is None:
         raise UserError(
@@ -93,27 +75,27 @@ def size_of(url: str, info: Mapping[str, Any]) -> int:
 
 
 def open_file(url: str) -> BinaryIO:
-    """Open for reading; seekable. Reading fails once the object is another one than when it was opened."""
+    """Open for reading; seekable. Reading fails once the object was replaced."""
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
         return open_ranges(url, filesystem, path)
 
 
 def gives_ranges(url: str) -> bool:
-    """Whether parts of a file can be fetched; some web servers give whole files only."""
+    """Return whether parts of a file can be fetched; some web servers send whole files only."""
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
         return remote_reader.gives_ranges(url, filesystem, path)
 
 
 def download(url: str, file: Path) -> None:
-    """Copy a remote file to a local path, block by block, each tried again by itself."""
+    """Copy a remote file to a local path, block by block; each request is repeated by itself."""
     with open_file(url) as source, open(file, "wb") as target:
         shutil.copyfileobj(source, target, 1 << 20)
 
 
 def read_bytes(url: str, seconds: float | None = None) -> bytes:
-    """The whole file in one request."""
+    """Return the content of a file, by one request."""
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
         data: bytes = with_retries(url, "read", lambda: filesystem.cat_file(path), seconds)
@@ -130,8 +112,8 @@ def upload(file: Path, url: str) -> None:
     _publish(url, file.stat().st_size, lambda filesystem, path: _put(filesystem, str(file), path))
 
 
-def create(url: str, data: bytes, seconds: float | None = None) -> bool:
-    """Publish the bytes unless there is a file already: False then. Only as exclusive as the store can make it."""
+def create(url: str, data: bytes) -> bool:
+    """Publish the bytes unless the file exists; return whether they were. As exclusive as the store allows."""
 
     def create_or_check(filesystem: Any, path: str) -> None:
         try:
@@ -143,11 +125,11 @@ def create(url: str, data: bytes, seconds: float | None = None) -> bool:
                 raise
             _write_if(not filesystem.exists(path), filesystem, path, data)
 
-    return _conditional(url, create_or_check, seconds)
+    return _conditional(url, create_or_check)
 
 
 def replace(url: str, data: bytes, expected: Mapping[str, Any], seconds: float | None = None) -> bool:
-    """Publish the bytes if the file still is the one that `info` described as `expected`; False if it is not."""
+    """Publish the bytes if the file is still the one that `info` described as `expected`; return whether they were."""
 
     def replace_or_check(filesystem: Any, path: str) -> None:
         if is_s3(filesystem):
@@ -160,46 +142,58 @@ def replace(url: str, data: bytes, expected: Mapping[str, Any], seconds: float |
 
 
 def list_folder(url: str) -> list[dict[str, Any]]:
-    """The entries of a folder, as `info` describes them, sorted by name; empty if there is no such folder."""
+    """Return the entries of a folder as `info` describes them, sorted by name; empty if there is no such folder."""
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
         return _list(url, filesystem, path)
 
 
 def matching(pattern: str) -> list[str]:
-    """URLs of the files that a glob pattern (`*`, `?`, `[...]`, `**`) matches, or of the one file so named.
-
-    Raises:
-        UsageError: the pattern names a folder but none of its files, or is a pattern of web addresses, which cannot be
-            listed.
-    """
+    """Return the URLs of the files that a glob pattern (`*`, `?`, `[...]`, `**`) matches, or of the file so named."""
     if scheme(pattern) in WEB_SCHEMES and "*" in pattern:
         raise UsageError(
             f"{redact(pattern)} is a pattern, and a web server cannot list files",
             fix="name every file",
             code="pattern-of-web-addresses",
         )
-    found = info(pattern)
-    if found is not None and found["type"] == "directory":
-        refuse_unread(redact(pattern), (), [redact(pattern)], "/")
-    if found is not None:
+    exact = info(pattern)
+    if exact is not None and exact["type"] != "directory":
         return [pattern]
     with explained(pattern, "read"):
-        filesystem, path = _filesystem(pattern)
-        if scheme(pattern) in WEB_SCHEMES or not glob.has_magic(path):
+        folders = _StoreFolders(pattern)
+        if exact is not None:
+            return files_of(folders, redact(pattern), [Entry(redact(pattern), "directory")])
+        if scheme(pattern) in WEB_SCHEMES or not glob.has_magic(folders.path):
             return []
-        root, _, rest = path.partition("/") if path[:1] != "/" else ("/", "", path[1:])
-        matches: dict[str, bool] = {}
-        for match, is_folder in _walk(pattern, filesystem, root, rest):
-            matches[f"{scheme(pattern)}://{match.lstrip('/')}"] = is_folder
-        files = sorted(match for match, is_folder in matches.items() if not is_folder)
-        if not rest.endswith("**"):  # which matches all but hidden files, so other folders hold nothing else
-            refuse_unread(redact(pattern), files, sorted(matches.keys() - set(files)), "/")
-        return files
+        return files_of(folders, redact(pattern), walk(folders, folders.root, folders.path.split("/")))
+
+
+class _StoreFolders:
+    """The folders of the store of a URL; `path` is the path of the URL below `root`, the URL of the store."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._filesystem, path = _filesystem(url)
+        self._slash = "/" * path.startswith("/")  # with which paths in memory begin
+        self.root, self.path = f"{scheme(url)}://", path.strip("/")
+
+    def entries(self, folder: str, part: str, is_last: bool = True) -> list[Entry]:
+        if not is_last and not glob.has_magic(part):
+            return [Entry(posixpath.join(folder, part), "directory")]
+        # A store may have a file and a folder of one name.
+        listed: dict[str, list[Entry]] = {}
+        for found in _list(self._url, self._filesystem, self._slash + folder.removeprefix(self.root)):
+            path = found["name"].strip("/")
+            kind = "directory" if found["type"] == "directory" else "file"
+            listed.setdefault(posixpath.basename(path), []).append(Entry(self.root + path, kind))
+        return [entry for name in matching_names(list(listed), part) for entry in listed[name]]
+
+    def identity(self, folder: str) -> str:
+        return folder
 
 
 def remove(url: str, seconds: float | None = None) -> None:
-    """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
+    """Remove a file, or a folder with its content; do nothing if there is none."""
     _refuse_web(url, "removed")
     with explained(url, "removed"):
         filesystem, path = _filesystem(url)
@@ -210,10 +204,6 @@ def check_name(url: str) -> None:
     """Check that a file or folder of this name may be written to its store.
 
     Other tools, and earlier releases of this one, read `*` and `?` in a key as a pattern of other keys.
-
-    Raises:
-        UsageError: the name contains one of them, or a user and password.
-        UserError: it is a web address, or the package of its store is missing.
     """
     _refuse_web(url, "written")
     found = next((character for character in url if character in "*?"), None)
@@ -267,7 +257,7 @@ def _put(filesystem: Any, file: str, path: str) -> None:
         filesystem.put_file(file, path)
 
 
-def _conditional(url: str, write: Callable[[Any, str], None], seconds: float | None) -> bool:
+def _conditional(url: str, write: Callable[[Any, str], None], seconds: float | None = None) -> bool:
     check_name(url)
     with explained(url, "written"):
         filesystem, path = _filesystem(url)
@@ -289,6 +279,7 @@ def _write_if(condition: bool, filesystem: Any, path: str, data: bytes) -> None:
 
 
 def _list(url: str, filesystem: Any, path: str) -> list[dict[str, Any]]:
+    """What a folder holds. fsspec's glob is not used: it treats a folder whose listing fails as empty."""
     try:
         found = with_retries(url, "read", lambda: filesystem.ls(path, detail=True))
     except FileNotFoundError as error:
@@ -305,29 +296,6 @@ def _raise_if_elsewhere(error: FileNotFoundError) -> None:
         raise error
     if http_status(error) in (401, 403):
         raise PermissionError(str(error)) from None
-
-
-def _walk(url: str, filesystem: Any, folder: str, pattern: str) -> Iterator[tuple[str, bool]]:
-    """Yield matching paths below `folder`, and whether they are folders.
-
-    fsspec's glob is not used: it treats a folder whose listing fails as empty.
-    """
-    first, _, rest = pattern.partition("/")
-    if rest and not glob.has_magic(first):
-        yield from _walk(url, filesystem, posixpath.join(folder, first), rest)
-        return
-    if first == "**" and rest:
-        yield from _walk(url, filesystem, folder, rest)
-    entries = {entry["name"].rstrip("/").rpartition("/")[2]: entry for entry in _list(url, filesystem, folder)}
-    for name in matching_names(list(entries), first):
-        entry = entries[name]
-        path, is_folder = entry["name"].rstrip("/"), entry["type"] == "directory"
-        if not rest:
-            yield entry["name"], is_folder
-        if is_folder and first == "**":
-            yield from _walk(url, filesystem, path, pattern)
-        elif is_folder and rest:
-            yield from _walk(url, filesystem, path, rest)
 
 
 def _refuse_web(url: str, what: str) -> None:

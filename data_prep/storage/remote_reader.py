@@ -8,8 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from data_prep.base.urls import WEB_SCHEMES, redact, scheme
-from data_prep.storage.retries import with_retries
-from data_prep.storage.store_errors import ChangedWhileRead, IncompleteTransfer, explained, http_status, is_transient
+from data_prep.storage.store_errors import (
+    ChangedWhileRead,
+    IncompleteTransfer,
+    explained,
+    http_status,
+    is_transient,
+    with_retries,
+)
 
 LARGEST_BLOCK_BYTES = 8 << 20
 SMALLEST_BLOCK_BYTES = 64 << 10

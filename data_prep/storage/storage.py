@@ -71,18 +71,13 @@ def is_folder(url: str | Path) -> bool:
 
 
 def folder_of_file(url: str | Path) -> str | None:
-    """The folder of a local file that was given instead of a folder; None if `url` is not a local file."""
+    """Return the folder of a local file; None if `url` is not a local file."""
     with explained(url, "read"):
         return urls.folder_of_file(url)
 
 
 def check_folder(option: str, folder: str) -> None:
-    """Check that a folder to write is not an existing file, and that its store takes its name.
-
-    Raises:
-        UsageError: it is one, or contains a character of a pattern.
-        UserError: it is a web address.
-    """
+    """Check that a folder to write is not an existing file, and that its store accepts its name."""
     if is_remote(folder):
         remote_files.check_name(folder)
     if folder_of_file(folder):
@@ -90,11 +85,8 @@ def check_folder(option: str, folder: str) -> None:
 
 
 def size(url: str | Path) -> int:
-    """Size of the file in bytes."""
-    if is_remote(url):
-        return remote_files.size(str(url))
-    with explained(url, "read"):
-        return local_path(url).stat().st_size
+    """Return the size of a file in bytes."""
+    return size_and_stamp(url)[0]
 
 
 def gives_ranges(url: str | Path) -> bool:
@@ -109,26 +101,21 @@ def stamp(url: str | Path) -> str:
     """
     if is_remote(url):
         return remote_files.tag(remote_files.existing(str(url)))
-    with explained(url, "read"):
-        return _stamp_of(local_path(url).stat())
+    return size_and_stamp(url)[1]
 
 
 def size_and_stamp(url: str | Path) -> tuple[int, str]:
     """Return `size` and `stamp` of a file at one moment, from one request."""
     if is_remote(url):
-        found = remote_files.existing(str(url))
-        return remote_files.size_of(str(url), found), remote_files.tag(found)
+        described = remote_files.existing(str(url))
+        return remote_files.size_of(str(url), described), remote_files.tag(described)
     with explained(url, "read"):
-        status = local_path(url).stat()
-        return status.st_size, _stamp_of(status)
-
-
-def _stamp_of(status: os.stat_result) -> str:
-    return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"
+        found = local_path(url).stat()
+        return found.st_size, f"{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}-{found.st_ino}"
 
 
 def modified_at(url: str | Path) -> float | None:
-    """When a local file was last written, in seconds since 1970; None for a remote file, whose clock may differ."""
+    """Return when a local file was last written (Unix time); None for a remote file, whose clock may differ."""
     if is_remote(url):
         return None
     with explained(url, "read"):
@@ -150,7 +137,7 @@ def open_read(url: str | Path) -> BinaryIO:
 
 
 def read_bytes(url: str | Path) -> bytes:
-    """The whole file."""
+    """Return the content of a file."""
     if is_remote(url):
         return remote_files.read_bytes(str(url))
     with explained(url, "read"):
@@ -158,7 +145,7 @@ def read_bytes(url: str | Path) -> bytes:
 
 
 def write_bytes(url: str | Path, data: bytes) -> None:
-    """Write the whole file atomically; create a missing local folder."""
+    """Write a file atomically; create a missing local folder."""
     if is_remote(url):
         remote_files.write_bytes(str(url), data)
         return
@@ -168,12 +155,7 @@ def write_bytes(url: str | Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def local_write(url: str | Path) -> Iterator[Path]:
-    """Yield a temporary local path, and publish it at `url` if the block succeeds.
-
-    Raises:
-        UserError: `url` cannot be written (disk full, no permission, a file instead of a folder), is a device or a
-            pipe, or the block cannot use another file.
-    """
+    """Yield a temporary local path, and publish it at `url` if the block succeeds."""
     if is_remote(url):
         remote_files.check_name(str(url))  # before work of hours, rather than at its end
         with _staged(url) as staged:
@@ -216,7 +198,7 @@ def flush(path: Path) -> None:
 
 
 def list_names(folder: str | Path) -> list[str]:
-    """Sorted names of the entries of `folder`; empty if there is no such folder."""
+    """Return the sorted names in a folder; empty if there is no such folder."""
     if is_remote(folder):
         entries = remote_files.list_folder(str(folder))
         return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in entries)
@@ -249,7 +231,7 @@ def remove_unfinished(folder: str | Path) -> None:
 
 
 def sha256_of(url: str | Path) -> str:
-    """sha256 of the file's bytes in hex, read in pieces."""
+    """Return the sha256 of a file in hex; it is read in pieces."""
     digest = hashlib.sha256()
     with open_read(url) as file, explained(url, "read"):
         while piece := file.read(_COPY_BYTES):
@@ -262,9 +244,6 @@ def local_copy(url: str | Path, cache_dir: str | Path, sha256: str) -> Path:
 
     A fetched copy is checked against `sha256`; a local file is not read. Several processes and threads may request
     the same copy at once.
-
-    Raises:
-        UserError: the file is missing, or the copy does not match `sha256`.
     """
     if not is_remote(url):
         with explained(url, "read"):
@@ -286,14 +265,11 @@ def local_copy(url: str | Path, cache_dir: str | Path, sha256: str) -> Path:
     return copy
 
 
-def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path | None = None) -> Path:
+def local_folder(url: str | Path, names: Collection[str]) -> Path:
     """Return the folder itself if it is local, else a local copy of its files with one of the names.
 
     The copy is replaced when a file's tag in the store changes. Other files are not fetched: a tokenizer's folder may
     contain a model.
-
-    Raises:
-        UserError: the folder has no file with one of the names.
     """
     if not is_remote(url):
         return local_path(url)
@@ -303,7 +279,7 @@ def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path 
     if not wanted:
         raise UserError(f"{redact(url)} contains none of {', '.join(names)}", fix="check its name", code="missing-file")
     key = hashlib.sha256(repr((str(url), sorted(wanted.items()))).encode()).hexdigest()[:16]
-    copy = Path(cache_dir or cache_folder()) / f"{key}-{urls.name_of(url)}"
+    copy = cache_folder() / f"{key}-{urls.name_of(url)}"
     if not copy.is_dir():
         with explained(copy, "written"):
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -317,13 +293,9 @@ def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path 
 
 
 def matches(pattern: str) -> list[str]:
-    """The files that a path, URL or glob pattern names, sorted; none where nothing matches.
+    """Return the sorted files that a path, URL or glob pattern matches; empty if nothing matches.
 
     A file whose name equals the pattern wins over the pattern.
-
-    Raises:
-        UsageError: the pattern names a folder or something that is not a file, or is a pattern of web addresses,
-            which cannot be listed.
     """
     if is_remote(pattern):
         return remote_files.matching(pattern)
@@ -332,7 +304,7 @@ def matches(pattern: str) -> list[str]:
 
 @contextlib.contextmanager
 def explained(url: str | Path, what: str) -> Iterator[None]:
-    """Turn an error of the system into a `UserError`; `what` is read, written or removed."""
+    """Turn an error of the system into a `UserError`; `what` is "read", "written" or "removed"."""
     try:
         yield
     except OSError as error:

@@ -35,9 +35,6 @@ def configure(options: Mapping[str, Mapping[str, Any]]) -> None:
 
     The values are what the store's fsspec package takes: `profile`, `endpoint_url`, `key`, `secret`,
     `client_kwargs`, ... for s3:// (s3fs); `token`, `project`, ... for gs:// (gcsfs).
-
-    Raises:
-        UsageError: a prefix is not a URL, or its options are not a mapping.
     """
     for prefix, values in options.items():
         if "://" not in prefix:
@@ -66,9 +63,6 @@ def own_options(options_of_call: Mapping[str, Mapping[str, Any]] | None = None) 
 
     Args:
         options_of_call: those that it begins with; None for those that apply.
-
-    Raises:
-        UsageError: as `configure`.
     """
     before: Options = options()
     tokens = _of_thread.set(before), _of_call.set(before)

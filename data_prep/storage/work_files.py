@@ -59,11 +59,7 @@ class PartsWriter:
         self._file.write(data)
 
     def append(self, other: PartsFile) -> None:
-        """Write the parts of a file of the same kind and number of columns; they are checked once they are read.
-
-        Raises:
-            UserError: the other file is damaged.
-        """
+        """Write the parts of a file of the same kind and number of columns; they are checked once they are read."""
         shift = self._file.tell()
         other.copy_parts(self._file)
         for row in range(other.num_rows):
@@ -91,11 +87,7 @@ class PartsFile:
     """
 
     def __init__(self, file: BinaryIO, url: str, kind: bytes) -> None:
-        """Read the trailer.
-
-        Raises:
-            UserError: the file is damaged, or of another kind; also raised by the methods.
-        """
+        """Read the trailer."""
         self._file, self._url = file, url
         offset = file.seek(0, 2) - _TRAILER.size - _CHECKSUM_BYTES
         trailer = _TRAILER.unpack(_read_sealed(file, url, max(0, offset), _TRAILER.size))
@@ -155,11 +147,7 @@ class _Part(NamedTuple):
 
 @contextlib.contextmanager
 def open_parts(url: str, kind: bytes) -> Iterator[PartsFile]:
-    """Open a parts file for reading.
-
-    Raises:
-        UserError: the file is damaged, or of another kind.
-    """
+    """Open a parts file for reading."""
     with storage.open_read(url) as file:
         yield PartsFile(file, url, kind)
 
@@ -170,11 +158,7 @@ def sealed(part: bytes) -> bytes:
 
 
 def unsealed(data: bytes | memoryview, url: str) -> memoryview:
-    """Return the bytes that `sealed` was given.
-
-    Raises:
-        UserError: the checksum does not match.
-    """
+    """Return the bytes that `sealed` was given."""
     part, checksum = memoryview(data)[:-_CHECKSUM_BYTES], memoryview(data)[-_CHECKSUM_BYTES:]
     if xxhash.xxh3_64_digest(part) != checksum:
         raise damaged(url)
@@ -196,11 +180,7 @@ def write_state(url: str, values: Any) -> None:
 
 
 def read_state(url: str) -> Any:
-    """Return the values as written.
-
-    Raises:
-        UserError: the file is damaged, or an earlier release wrote it.
-    """
+    """Return the values as written."""
     try:
         stored = json.loads(storage.read_bytes(url))
     except (ValueError, RecursionError):

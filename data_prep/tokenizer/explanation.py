@@ -56,7 +56,7 @@ def explain(tokenizer: Tokenizer, text: str) -> Iterator[str]:
 
 
 def _explain_foreign(tokenizer: Tokenizer, text: str) -> Iterator[str]:
-    """Pieces, ids and the text that each stands for: how a foreign tokenizer merges is its own affair."""
+    """Yield pieces, ids and the text of each id; the merges of a foreign tokenizer are not known here."""
     ids = tokenizer.encode_text(text).tolist()
     yield f"text        {text!r}"
     yield f"pieces      {' '.join(tokenizer.vocabulary[number].text for number in ids)}"
@@ -107,7 +107,7 @@ class WordMerges:
             merges.append(Merge(piece, self._scores[piece], pieces))
 
     def explain(self, word: str) -> Iterator[str]:
-        """Yield a line for each merge; what comes out last is compared with SentencePiece's own pieces."""
+        """Yield a line for each merge; the last pieces are compared with those of SentencePiece."""
         start, merges = self.of(word)
         last = merges[-1].pieces if merges else start
         found = list(self._tokens(last))
@@ -122,7 +122,7 @@ class WordMerges:
             yield f"{_INDENT}{'not in the vocabulary:':<32}{' '.join(found)}"
 
     def _symbols_and_characters(self, text: str) -> Iterator[str]:
-        """Cut into user symbols, the longest at each place, and single characters."""
+        """Cut a word into user symbols, the longest at each position, and single characters."""
         position = 0
         while position < len(text):
             part = next((symbol for symbol in self._symbols if text.startswith(symbol, position)), text[position])
@@ -130,7 +130,7 @@ class WordMerges:
             position += len(part)
 
     def _tokens(self, pieces: Sequence[str]) -> Iterator[str]:
-        """The pieces; what is not in the vocabulary as bytes, or as one [UNK] for all that stand side by side."""
+        """Return the pieces; others than those of the vocabulary become bytes, or one [UNK] for each run of them."""
         for is_known, run in groupby(pieces, self._known.__contains__):
             if is_known:
                 yield from run

@@ -27,7 +27,7 @@ _UNKNOWN = "\ufffd".encode()
 
 
 def read_files(url: str) -> dict[str, bytes]:
-    """The tokenizer's files by name, those that are there.
+    """Return the existing files of the tokenizer by name.
 
     Raises:
         UserError: there is no tokenizer.json.
@@ -44,7 +44,7 @@ def read_files(url: str) -> dict[str, bytes]:
 
 
 def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes], where: str) -> SpecialTokens:
-    """The special tokens that the files name, else those of BERT's names.
+    """Return the special tokens that the files name, or else the tokens with BERT's names.
 
     Raises:
         UserError: one that an encoder needs is not there, or a text is not put between [CLS] and [SEP].
@@ -82,7 +82,7 @@ def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes
 
 
 def fingerprint_of(files: Mapping[str, bytes], special_tokens: SpecialTokens) -> str:
-    """sha256 of what decides the ids; not of how a file is written, nor of what is done to ids afterwards."""
+    """Return the sha256 of what decides the ids, without the layout of the files and without post-processing."""
     values = json.loads(files[TOKENIZER_NAME])
     what = {key: value for key, value in values.items() if key not in _IDS_DO_NOT_DEPEND_ON}
     if "merges" in what.get("model", {}):  # pairs, or both with a space between in older files
@@ -95,7 +95,7 @@ def fingerprint_of(files: Mapping[str, bytes], special_tokens: SpecialTokens) ->
 def vocabulary_of(
     encoder: tokenizers.Tokenizer, special_tokens: SpecialTokens, vocab_size: int
 ) -> tuple[tuple[Piece, ...], list[bytes]]:
-    """Every id's piece, with U+2581 for a space before a word, and the bytes of text that it decodes to.
+    """Return the piece of every id, with U+2581 for a space before a word, and the bytes that it decodes to.
 
     In WordPiece a piece without the prefix of continuations begins a word. An id without a piece is empty. Bytes that
     are no text alone are written as "<0xE4><0xB8>".
@@ -164,7 +164,7 @@ def _check_template(encoder: tokenizers.Tokenizer, cls_id: int, sep_id: int, whe
 
 
 def _becomes_itself(encoder: tokenizers.Tokenizer, content: str, number: int) -> bool:
-    """Whether the characters of a special token, read as text, are the token: then it is text like any other."""
+    """Return whether the text of a special token is encoded to this token; then the token is also ordinary text."""
     encoder.encode_special_tokens = True
     try:
         return number in encoder.encode(content, add_special_tokens=False).ids
@@ -173,7 +173,7 @@ def _becomes_itself(encoder: tokenizers.Tokenizer, content: str, number: int) ->
 
 
 def _content(token: Any) -> str | None:
-    """The text of a token that is written as text, or with its properties."""
+    """Return the text of a token, which a file gives alone or with properties."""
     value = token.get("content") if isinstance(token, dict) else token
     return value if isinstance(value, str) else None
 

@@ -1,4 +1,4 @@
-"""A tokenizer that came with a checkpoint: tokenizer.json, which does to a raw text all that is to be done.
+"""A tokenizer that came with a checkpoint: tokenizer.json, which takes raw text.
 
 Text is encoded by the `tokenizers` library as it was written, normalization is the tokenizer's own, and so are the ids
 of the special tokens, which tokenizer_config.json and special_tokens_map.json name. A literal "[MASK]" in a text is
@@ -39,7 +39,7 @@ _MOST_HOLES = 1_000  # ids without a piece, beyond one for each piece
 
 
 class EncodedText(NamedTuple):
-    """The ids of a text, and for each the first character behind those it stands for."""
+    """The ids of a text, and for each id where its characters end in the text."""
 
     ids: np.ndarray
     """(num_tokens,) token_dtype."""
@@ -162,7 +162,7 @@ class ForeignTokenizer(Tokenizer):
         ]
 
     def encode_batch(self, texts: Sequence[str], batch: TextBatch, languages: Sequence[str] | None) -> EncodedBatch:
-        """Do what every tokenizer does, with the texts as they were written: the batch is not read."""
+        """See `Tokenizer.encode_batch`; the texts are encoded as they were written, and the batch is not read."""
         texts = [replace_surrogates(text) for text in texts]
         encoded = self.encode_texts(texts)
         # A tokenizer may remove what is text here.
@@ -188,7 +188,7 @@ class ForeignTokenizer(Tokenizer):
         )
 
     def encode_marked(self, text: str) -> list[int]:
-        """The ids of a text in which "[MASK]" and the like are the special tokens, as transformers takes them."""
+        """Return the ids of a text in which names such as "[MASK]" are special tokens, as in transformers."""
         self._encoder.encode_special_tokens = False
         try:
             return list(self._encoder.encode(text, add_special_tokens=False).ids)
@@ -196,7 +196,7 @@ class ForeignTokenizer(Tokenizer):
             self._encoder.encode_special_tokens = True
 
     def _check_literals(self, where: str) -> None:
-        """Refuse a tokenizer that would take the name of a special token in a text for the token."""
+        """Refuse a tokenizer that encodes the name of a special token in a text as the special token."""
         special_tokens = self.special_tokens
         for token_id in (special_tokens.pad, special_tokens.cls, special_tokens.sep, special_tokens.mask):
             name = self.vocabulary[token_id].text
@@ -224,7 +224,7 @@ def _pieces(texts: Sequence[str]) -> Iterator[_Piece]:
 
 
 def _vocab_size(encoder: tokenizers.Tokenizer, where: str) -> int:
-    """One more than the largest id; of the ids below it there may be some without a piece."""
+    """Return one more than the largest id; some ids below it may have no piece."""
     ids = encoder.get_vocab(with_added_tokens=True).values()
     vocab_size = max(ids) + 1
     if not MIN_VOCAB_SIZE <= vocab_size <= 2 * len(ids) + _MOST_HOLES:

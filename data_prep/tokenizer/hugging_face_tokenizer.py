@@ -1,4 +1,4 @@
-"""The same tokenizer in Hugging Face's format: tokenizer.json, which does to raw text all that preparation does.
+"""The same tokenizer in Hugging Face's format: tokenizer.json, with all that preparation does to raw text.
 
 Normalization, BPE merges, byte fallback and special tokens are written out for the `tokenizers` library, and a
 comparison over real and tricky text refuses a file that gives other ids than preparation.
@@ -42,8 +42,8 @@ def write_hugging_face_tokenizer(
 ) -> None:
     """Write tokenizer.json and tokenizer_config.json for the tokenizer in `folder`, there or into `output`.
 
-    `model_max_length` is the longest input of the model it goes with, in tokens. Of a foreign tokenizer all but that
-    stays as it came, and transformers takes tokenizer.json as it is.
+    `model_max_length` is the longest input of the model, in tokens. Nothing else of a foreign tokenizer changes, and
+    transformers reads its tokenizer.json unchanged.
     """
     tokenizer = Tokenizer.load(folder)
     if isinstance(tokenizer, SentencePieceTokenizer):
@@ -81,7 +81,7 @@ def compare_with_hugging_face(
 ) -> None:
     """Compare the ids of raw texts, and of adversarial lines, by `tokenizer.json` with those of preparation.
 
-    Each text is encoded alone, and each line and the last of the texts with the next as a pair.
+    Each text is encoded alone. Each line, and the last of the texts, is also encoded as a pair with the next one.
     """
     path = hugging_face_folder / TOKENIZER_NAME
     try:
@@ -177,9 +177,9 @@ def _normalizer(normalization: Normalization) -> normalizers.Normalizer:
 
 
 def _remove(ranges: Ranges) -> list[normalizers.Normalizer]:
-    """Take characters away; at a text's start a space replaces them.
+    """Remove characters; at the start of a text a space replaces them.
 
-    Without it the text would seem to the pre-tokenizer to begin later, and its first word would get no space.
+    Without this space the pre-tokenizer would not see the start of the text, and the first word would get no space.
     """
     characters = character_class(ranges)
     return [normalizers.Replace(Regex(rf"\A{characters}+"), " "), normalizers.Replace(Regex(characters), "")]

@@ -139,7 +139,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self._cache.encode(normalized)
 
     def spans(self, text: str) -> list[TokenSpan]:
-        """Return SentencePiece's own tokens of a text, which need not begin with a space; slow, and the reference."""
+        """Return the tokens by SentencePiece itself, the slow reference; the text need not begin with a space."""
         return token_spans(self._processor, text)
 
     def token_bytes(self, ids: np.ndarray, normalized_text: str | None) -> np.ndarray:
@@ -168,7 +168,7 @@ class SentencePieceTokenizer(Tokenizer):
         return WordCache(self._encode_directly, self.token_dtype, self._merged_pieces())
 
     def _merged_pieces(self) -> list[str] | None:
-        """The text of all pieces that text can become, for `WordCuts`; None without byte fallback."""
+        """Return the text of all pieces that occur in encoded text, for `WordCuts`; None without byte fallback."""
         if not any(piece.kind == "byte" for piece in self.vocabulary):
             return None
         return [piece.text.replace(METASPACE, " ") for piece in self.vocabulary if piece.kind in ("normal", "user")]
@@ -179,7 +179,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def fingerprint_of(vocabulary: tuple[Piece, ...], normalization: Normalization) -> str:
-    """sha256 of what decides the ids, whatever the library or the machine writes around it."""
+    """Return the sha256 of what decides the ids, independent of the library's version and of the machine."""
     values = {
         "normalization": normalization.model_dump(mode="json"),
         "pieces": [[number, *piece] for number, piece in enumerate(vocabulary)],

@@ -31,28 +31,28 @@ class SpecialTokens(BaseModel):
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """All of them, ascending."""
+        """All these ids, ascending."""
         named = (self.pad, self.cls, self.sep, self.mask, *(() if self.unk is None else (self.unk,)))
         return tuple(sorted({*named, *self.others}))
 
     @property
     def never_in_text(self) -> tuple[int, ...]:
-        """Those that no text becomes: all but [UNK]."""
+        """The ids to which no text is encoded: all but [UNK]."""
         return tuple(token_id for token_id in self.ids if token_id != self.unk)
 
     @cached_property
     def are_first(self) -> bool:
-        """Whether they are the ids from 0 on, without a gap."""
+        """Whether these are the ids from 0 on, without a gap."""
         return self.ids == tuple(range(len(self.ids)))
 
     def are_ordinary(self, token_ids: np.ndarray) -> np.ndarray:
-        """Which ids, of any shape, are none of these; bool."""
+        """Return which ids, of any shape, are not special; bool."""
         if self.are_first:
             return token_ids >= len(self.ids)
         return ~np.isin(token_ids, self.ids)
 
     def ordinary(self, vocab_size: int) -> np.ndarray:
-        """(vocab_size - number of special tokens,) int64: the ids below `vocab_size` that are none of these."""
+        """(vocab_size - number of special tokens,) int64: the ids below `vocab_size` that are not special."""
         return np.setdiff1d(np.arange(vocab_size), self.ids)
 
 

@@ -1,4 +1,4 @@
-"""What every tokenizer is: ids of text, what they stand for, and its folder on disk.
+"""The interface of all tokenizers: ids of text, text of ids, and the folder on disk.
 
 There are two kinds. `SentencePieceTokenizer` is made here, and text is normalized before it is encoded; a
 `ForeignTokenizer` came with a checkpoint as tokenizer.json, which does everything to a raw text itself.

@@ -89,7 +89,7 @@ class TokenizerSettings(Settings):
 class TokenizerInfo(BaseModel):
     """What made a tokenizer, and the fingerprint of what it does; tokenizer_info.json.
 
-    Of a foreign one, which came as tokenizer.json, settings and inputs are not known.
+    Settings and inputs of a foreign tokenizer, which came as tokenizer.json, are not known.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -155,7 +155,7 @@ class TokenizerInfo(BaseModel):
     def differences(self, settings: TokenizerSettings, inputs: dict[str, Any]) -> Iterator[str]:
         """Name what differs from the settings and inputs of a tokenizer that is wanted now.
 
-        A version of the normalization that was not asked for does not differ.
+        A version of the normalization that was not requested does not count as a difference.
         """
         known = self.settings and self.settings.model_dump(mode="json")
         if self.settings is not None and "version" not in settings.normalization.model_fields_set:

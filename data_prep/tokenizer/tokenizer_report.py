@@ -14,7 +14,7 @@ from data_prep.tokenizer.tokenizer_info import REPORT_NAME as REPORT_NAME
 
 
 class GroupReport(BaseModel):
-    """What is measured of a source or a language; counts are of its held-out text."""
+    """Measurements of a source or a language; the counts are those of its held-out text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

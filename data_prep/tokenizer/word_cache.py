@@ -99,7 +99,7 @@ class WordCache:
         return _fill_in(flat, runs.take(word_of_occurrence))
 
     def _look_up(self, words: list[bytes]) -> tuple[_Runs, np.ndarray]:
-        """The ids of words that the table lacks, and which of them (W,) bool were encoded now."""
+        """Return the ids of words that the table lacks, and which words, (W,) bool, were encoded now."""
         known = [self._others.get(word) for word in words]
         is_new = np.array([ids is None for ids in known], bool)
         encoded = self._encode([word for word, ids in zip(words, known, strict=True) if ids is None])
@@ -204,7 +204,7 @@ def pieces_of(data: bytes, piece_bytes: int | None = None) -> Iterator[bytes]:
 
 
 def part_stop(data: bytes, start: int) -> int:
-    """Where the part of a long word ends that begins at `start`: MAX_WORD_BYTES on, at a character, or at the end."""
+    """Return where the part of a long word that begins at `start` ends: at most MAX_WORD_BYTES later."""
     stop = min(start + MAX_WORD_BYTES, len(data))
     while stop < len(data) and data[stop] & 0xC0 == 0x80:  # within a character
         stop -= 1
@@ -212,7 +212,7 @@ def part_stop(data: bytes, start: int) -> int:
 
 
 def parts_of_word(word: bytes) -> list[bytes]:
-    """The parts in which a word, with the space before it, is encoded: itself, unless it is too long."""
+    """Return the parts in which a word, with the space before it, is encoded: the word itself unless it is too long."""
     parts, start = [], 0
     while start < len(word):
         stop = part_stop(word, start)
@@ -222,7 +222,7 @@ def parts_of_word(word: bytes) -> list[bytes]:
 
 
 def count_long_words(data: bytes) -> int:
-    """How many words of normalized text are encoded in parts."""
+    """Return how many words of normalized text are encoded in parts."""
     count = start = 0
     while start + MAX_WORD_BYTES < len(data):
         stop = data.find(b" ", start + 1, start + MAX_WORD_BYTES + 1)
@@ -250,7 +250,7 @@ def _keys(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndar
 
 
 def _first_of_slot(value: int, dtype: np.dtype) -> np.uint64:
-    """A slot with this id and no other in it."""
+    """Return a slot that holds this id alone."""
     slot = np.zeros(8 // dtype.itemsize, dtype)
     slot[0] = value
     whole: np.uint64 = slot.view(np.uint64)[0]
@@ -258,7 +258,7 @@ def _first_of_slot(value: int, dtype: np.dtype) -> np.uint64:
 
 
 def _fill_in(ids: np.ndarray, others: _Runs) -> np.ndarray:
-    """Put the runs, in their order, where the mark for them stands."""
+    """Put the runs, in order, in place of their marks."""
     is_mark = ids == _ELSEWHERE
     counts = others.counts
     stops = np.cumsum(counts)

@@ -60,7 +60,7 @@ def _starts_by_pairs(data: bytes, buffer: np.ndarray, pairs: np.ndarray) -> np.n
 def _pair_table(pieces: Iterable[str]) -> np.ndarray:
     """(2 ** _TABLE_BITS,) bool: true at the hash of every two neighbors in a piece, and by chance at others.
 
-    A boundary that is true by chance is not cut at, which changes no id.
+    A boundary that is true by chance is not cut, which changes no id.
     """
     codes = np.frombuffer("\n".join(pieces).encode("utf-32-le", "surrogatepass"), np.uint32)
     inside = (codes[:-1] != ord("\n")) & (codes[1:] != ord("\n"))

@@ -37,7 +37,7 @@ class Alphabet(NamedTuple):
     left_out: dict[str, int]
     """Their counts, the commonest first."""
     num_characters: int
-    """Share of the entire text, counted with repetitions; a space counts as one."""
+    """Characters of the entire text, counted with repetitions; a space counts as one."""
     copies: int
     """Minimum number of occurrences of a character in the training lines."""
 

@@ -36,11 +36,7 @@ _SMALL_SAMPLE_BYTES = 2_000_000
 
 
 def check_vocab_size(settings: TokenizerSettings) -> None:
-    """Check the vocabulary size against the limit for any text; the training checks the limits for this text.
-
-    Raises:
-        UsageError: it is too large.
-    """
+    """Check the vocabulary size against the limit for any text; the training checks the limits for this text."""
     if settings.vocab_size > MAX_VOCAB_SIZE:
         raise UsageError(
             f"tokenizer.vocab_size={settings.vocab_size} exceeds {MAX_VOCAB_SIZE:,}",
@@ -60,10 +56,6 @@ def train_on_sample(
 
     The pieces depend on the sample and the settings only. Before the folder counts, its tokenizer.json is compared
     with it over real and tricky text. `inputs` is kept in the info file as it is.
-
-    Raises:
-        UserError: there is no text, or the output cannot be written.
-        UsageError: the vocabulary size is not possible with this text.
     """
     check_vocab_size(settings)
     if not sample.num_documents:

@@ -33,6 +33,8 @@ MIN_DOCUMENTS_TO_HOLD_OUT = 200
 MAX_HELD_OUT = 300
 """Number of measured documents of a source."""
 
+_MAX_CHARACTERS = 6_000  # of a held-out document
+
 _HELD_OUT_PART = 20
 """At most one in this number of a source's documents, and of their bytes, is held out."""
 
@@ -56,14 +58,8 @@ class HeldOutDocument(NamedTuple):
 class HeldOut:
     """Beginnings of some documents of every source: those with the largest ranks, far from the sample."""
 
-    def __init__(
-        self,
-        max_documents: int = MAX_HELD_OUT,
-        max_characters: int = 6_000,
-        floors: Mapping[str, int] | None = None,
-    ) -> None:
-        """`max_documents` is of each source, `max_characters` of each document; `floors` as the method gives them."""
-        self._max_documents, self._max_characters = max_documents, max_characters
+    def __init__(self, floors: Mapping[str, int] | None = None) -> None:
+        """`floors` are those that the method gives, of other documents of the corpus."""
         self._floors = floors or {}
         self._heaps: dict[str, list[HeldOutDocument]] = {}
 
@@ -72,22 +68,22 @@ class HeldOut:
         if not self.may_hold(document.source, document.rank):
             return None
         heap = self._heaps.setdefault(document.source, [])
-        document = document._replace(text=document.text[: self._max_characters])
+        document = document._replace(text=document.text[:_MAX_CHARACTERS])
         if document in heap:
             return None
         heapq.heappush(heap, document)
-        if len(heap) > self._max_documents:
+        if len(heap) > MAX_HELD_OUT:
             heapq.heappop(heap)
         return document
 
     def may_hold(self, source: str, rank: int) -> bool:
         """Return whether a document of a source with this rank is kept for now, if it is offered."""
         heap = self._heaps.get(source, [])
-        return rank > self._floors.get(source, -1) and (len(heap) < self._max_documents or rank > heap[0].rank)
+        return rank > self._floors.get(source, -1) and (len(heap) < MAX_HELD_OUT or rank > heap[0].rank)
 
     def floors(self) -> dict[str, int]:
         """Return by source the rank up to which no document is needed; without sources of which all are needed."""
-        return {name: heap[0].rank for name, heap in self._heaps.items() if len(heap) >= self._max_documents}
+        return {name: heap[0].rank for name, heap in self._heaps.items() if len(heap) >= MAX_HELD_OUT}
 
     def documents(self) -> Iterator[HeldOutDocument]:
         """Yield them by source, the largest rank first."""

@@ -32,12 +32,12 @@ from huggingface_hub import HfFileSystem
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import paragraph
 from data_prep.config.preparation_config import PreparationConfig, Source
-from data_prep.storage import retries, storage
+from data_prep.storage import store_errors, storage
 from tests.support.hub_server import Hub
 from tests.support.reading import readers_of
 
 folder = Path(sys.argv[1])
-retries.RETRY_SECONDS = 0.0
+store_errors.RETRY_SECONDS = 0.0
 hub = Hub(folder)
 storage.configure({"hf://": {"endpoint": hub.url, "token": "hf_none", "use_listings_cache": False}})
 

@@ -102,7 +102,8 @@ def test_with_a_gpu_torch_is_the_ordinary_build(machine: Machine, torch_version:
 
 
 @pytest.mark.parametrize(
-    ("extras", "project"), [("core", ""), ("core,dask", "[dask]"), ("s3,core", "[s3]"), ("datatrove", "[datatrove]")]
+    ("extras", "project"),
+    [("core", ""), ("core,dask", "[dask]"), ("s3,core", "[s3]"), ("plots", "[plots]"), ("datatrove", "[datatrove]")],
 )
 def test_preparation_is_installed_without_torch(machine: Machine, extras: str, project: str) -> None:
     assert machine.run(extras).returncode == 0
@@ -120,7 +121,7 @@ def test_the_script_knows_the_extras_of_the_project_and_refuses_others(machine: 
 def test_extras_that_are_installed_already_are_not_installed_again(machine: Machine) -> None:
     assert machine.run("test").returncode == 0
     assert len(machine.pip_calls()) == 2
-    for extras in ("core", "all", "train", "train,registry"):
+    for extras in ("core", "plots", "all", "train", "train,registry"):
         assert machine.run(*([extras] if extras != "all" else [])).returncode == 0
         assert machine.pip_calls() == [], extras
     for extras in ("gcs", "language"):

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from data_prep.storage import retries
+from data_prep.storage import store_errors
 
 # refuse: answer with a status and an S3 error code.
 # reset: break the connection before anything is asked of the server.
@@ -153,5 +153,5 @@ def run_proxy(endpoint: str) -> Iterator[FaultProxy]:
 def run_store_proxy(endpoint: str) -> Iterator[FaultProxy]:
     """The same in front of a store, whose failed requests are soon tried again."""
     with pytest.MonkeyPatch.context() as patch, run_proxy(endpoint) as proxy:
-        patch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.02)
+        patch.setattr(store_errors, "_FIRST_WAIT_SECONDS", 0.02)
         yield proxy

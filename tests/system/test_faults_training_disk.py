@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.storage import retries, storage
+from data_prep.storage import storage, store_errors
 from tests.support.fault_proxy import Fault, FaultProxy, run_proxy
 from tests.support.living_data_sets import records_of, remove
 from tests.support.plain_ranks import losses, newest_checkpoint, outputs, run, send, start, wait_until
@@ -107,7 +107,7 @@ def test_a_stop_does_not_wait_for_a_store_of_data_that_is_away(num_workers, trai
     asked_at = time.monotonic()
     send(signal.SIGTERM, *ranks)
     said = outputs(ranks, STOPPED_EXIT_STATUS)
-    assert time.monotonic() - asked_at < retries.RETRY_SECONDS / 2
+    assert time.monotonic() - asked_at < store_errors.RETRY_SECONDS / 2
     assert "nothing to save" in said[0] and "Traceback" not in "".join(said)
     proxy.faults.clear()
     run(away, 2, *arguments)

@@ -74,7 +74,7 @@ def test_the_glob_of_fsspec_takes_a_folder_that_cannot_be_listed_for_an_empty_on
             folder = {"name": "top/a", "size": 0, "type": "directory"}
             return [folder] if detail else ["top/a"]
 
-    assert Failing().glob("top/*/x") == [], "_walk of storage/remote_files.py may be fsspec's glob"
+    assert Failing().glob("top/*/x") == [], "_list of storage/remote_files.py may be fsspec's glob"
 
 
 def test_fsspec_remembers_listings_that_others_have_changed(s3_bucket: Any) -> None:

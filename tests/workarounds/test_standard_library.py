@@ -42,7 +42,7 @@ except BrokenProcessPool:
 """
     answer = run_python(_POOL + code)
     assert answer.stdout.strip() == "lost", (
-        f"{answer.stderr}\nexecution/worker_process.py may use concurrent.futures again"
+        f"{answer.stderr}\nexecutors/process_executor.py may use concurrent.futures again"
     )
 
 
@@ -60,7 +60,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     worker = int((tmp_path / "pid").read_text())
     time.sleep(2)
-    assert still_runs(worker), "end_with_parent in executors/worker_process.py may be taken out"
+    assert still_runs(worker), "_end_with_parent in executors/process_executor.py may be taken out"
     os.kill(worker, signal.SIGKILL)
 
 

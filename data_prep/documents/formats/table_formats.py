@@ -20,7 +20,7 @@ from data_prep.documents.formats.input_format import (
 )
 from data_prep.documents.rejects import Fault
 from data_prep.storage import storage
-from data_prep.storage.arrow_stream import looks_like_arrow, open_arrow
+from data_prep.storage.arrow_stream import ArrowRows, looks_like_arrow
 from data_prep.storage.hashing_files import RangeHashingFile
 from data_prep.storage.parquet import DamagedTable, ParquetRows, looks_like_parquet
 
@@ -133,7 +133,7 @@ class ArrowFormat(Format):
 
     def documents(self, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
         fields, rejects = reading.fields, reading.rejects
-        rows = open_arrow(stream)
+        rows = ArrowRows(stream)
         if fields.text.partition(".")[0] not in rows.columns and fields.text not in rows.columns:
             what = f"has no column {fields.text!r} (its columns: {listed(rows.columns)})"
             rejects.bad("", Fault(what, "missing field", NAME_THE_FIELD), rows.count())

@@ -62,6 +62,33 @@ def test_without_output_nothing_is_written_and_matplotlib_is_not_imported(small_
     assert sorted(small_shards.rglob("*")) == before
 
 
+WITHOUT_MATPLOTLIB = """
+import sys
+from data_prep.__main__ import main
+from data_prep.base.errors import run_command
+
+class Absent:
+    def find_spec(name, path=None, target=None):
+        if name == "matplotlib":
+            raise ModuleNotFoundError("No module named 'matplotlib'", name=name)
+
+sys.meta_path.insert(0, Absent)
+run_command(main)
+"""
+
+
+@pytest.mark.spawn
+def test_a_page_needs_an_extra_that_its_error_names_and_the_report_does_not(small_shards: Path, tmp_path: Path) -> None:
+    def stats_of(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", WITHOUT_MATPLOTLIB, "stats", str(small_shards), *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[3])
+
+    report, refused = stats_of(), stats_of("--output", str(tmp_path / "page"))
+    assert report.returncode == 0 and "most frequent tokens" in report.stdout, report.stderr
+    assert refused.returncode == 2 and refused.stdout == "" and not list(tmp_path.iterdir())
+    assert "[plots]" in refused.stderr and "[missing-extra]" in refused.stderr
+
+
 def test_an_output_that_is_a_file_is_refused_before_anything_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

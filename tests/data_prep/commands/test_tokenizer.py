@@ -115,13 +115,13 @@ def test_a_killed_training_leaves_no_tokenizer_and_is_run_again(small_corpus: Pa
     """Killed in the middle of the sampling: the same command then makes what an undisturbed one does."""
     code = (
         "import os, signal, sys\n"
-        "from data_prep.tokenizer_training import sampling\n"
+        "from data_prep.tokenizer_training.training_sample import TrainingSample\n"
         "from data_prep.__main__ import main\n"
-        "add_text = sampling.TrainingSample.add_text\n"
+        "add_text = TrainingSample.add_text\n"
         "def killing(self, *arguments):\n"
         "    add_text(self, *arguments)\n"
         "    if self.num_documents == 50: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "sampling.TrainingSample.add_text = killing\n"
+        "TrainingSample.add_text = killing\n"
         "main()\n"
     )
     arguments = ["--input", str(small_corpus), "--output", str(tmp_path / "out"), "--vocab-size", "600"]

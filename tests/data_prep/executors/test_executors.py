@@ -50,6 +50,13 @@ _TASKS = textwrap.dedent(
     def refused(unit):
         raise UserError(f"unit {unit} is bad", fix="correct it", code="bad-unit")
 
+    class Peculiar(Exception):
+        def __init__(self, text, number):
+            super().__init__(text)
+
+    def peculiar(unit):
+        raise Peculiar("not read again", unit)
+
     def endless(folder):
         (folder / f"worker-{os.getpid()}").touch()
         time.sleep(600)
@@ -152,7 +159,7 @@ _TASKS = textwrap.dedent(
             list(run_units(endless, [folder, folder], 2))
         else:
             try:
-                list(run_units({"always_killed": always_killed, "refused": refused}[sys.argv[1]], [1, 2, 3], 2))
+                list(run_units(globals()[sys.argv[1]], [1, 2, 3], 2))
             except UserError as error:
                 print("user error:", error.code)
     """
@@ -240,6 +247,12 @@ def test_a_killed_resource_tracker_costs_nothing(script: Path) -> None:
 def test_a_workers_error_reaches_the_caller(script: Path) -> None:
     output, _ = _start(script, "refused").communicate(timeout=60)
     assert output.strip() == "user error: bad-unit"
+
+
+@pytest.mark.spawn
+def test_an_error_that_cannot_be_read_again_is_printed_with_its_own_traceback(script: Path) -> None:
+    _, errors = _start(script, "peculiar").communicate(timeout=60)
+    assert "Peculiar: not read again" in errors and "RuntimeError: what a unit returned or raised" in errors
 
 
 @pytest.mark.spawn

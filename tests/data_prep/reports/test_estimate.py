@@ -18,7 +18,8 @@ from data_prep import Tokenizer
 from data_prep.base.errors import UserError
 from data_prep.pipeline.plan import Plan
 from data_prep.reports import estimate as estimate_module
-from data_prep.reports.estimate import described_steps, estimate, estimate_report
+from data_prep.reports.estimate import estimate
+from data_prep.reports.estimate_report import described_steps, estimate_report
 from tests.support.error_codes import coded
 from tests.support.preparations import Planned, planned, read_texts, write_texts
 
@@ -207,7 +208,8 @@ def test_blank_lines_count_as_bytes_and_not_as_documents(
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
     texts = [f"The old teacher crossed\nriver {number}.\n\n\n" for number in range(400)]
     (tmp_path / "c.txt").write_text("".join(texts))
-    sources = {name: [tmp_path / name] for name in ("a.jsonl", "b.jsonl.gz", "c.txt")}
+    (tmp_path / "d.csv").write_text("text\n" + "".join(f"The old teacher crossed river {n}.\n\n" for n in range(400)))
+    sources = {name: [tmp_path / name] for name in ("a.jsonl", "b.jsonl.gz", "c.txt", "d.csv")}
     found = estimate(plan_of(tokenizer, sources, txt_documents="blank_lines"), tokenizer)
     for name in sources:
         assert found.sources[name].documents == pytest.approx(400, rel=0.1), name

@@ -79,8 +79,8 @@ def another_process_holds(folder: str, *arguments: Any) -> Iterator[subprocess.P
     process.communicate()
 
 
-def refused(folder: str, name: str = "", shared: bool = False) -> str:
-    with pytest.raises(UserError, check=coded("folder-locked")) as caught, storage.hold_lock(folder, name, shared):
+def refused(folder: str, name: str = "") -> str:
+    with pytest.raises(UserError, check=coded("folder-locked")) as caught, storage.hold_lock(folder, name):
         pass
     return str(caught.value)
 
@@ -90,11 +90,9 @@ def test_the_whole_folder_and_ranges_exclude_each_other_as_locally(folder: str, 
     with storage.hold_lock(folder) as lock:
         lock.check()
         assert f"another command ({ME}) is using {folder}" in refused(folder)
-        assert ME in refused(folder, "range-001-of-002") and ME in refused(folder, shared=True)
+        assert ME in refused(folder, "range-001-of-002")
     with storage.hold_lock(folder, "range-001-of-002"), storage.hold_lock(folder, "range-002-of-002"):
         assert ME in refused(folder, "range-002-of-002") and ME in refused(folder)
-    with storage.hold_lock(folder, shared=True), storage.hold_lock(folder, shared=True):
-        assert ME in refused(folder)
     assert s3_bucket.objects() == {}
 
 

@@ -41,9 +41,9 @@ def another_process_holds(folder: Path, name: str = "") -> Iterator[subprocess.P
     process.communicate()
 
 
-def refused(folder: Path, name: str = "", shared: bool = False) -> str:
+def refused(folder: Path, name: str = "") -> str:
     """The message for a command that wants the lock."""
-    with pytest.raises(UserError, check=coded("folder-locked")) as caught, storage.hold_lock(folder, name, shared):
+    with pytest.raises(UserError, check=coded("folder-locked")) as caught, storage.hold_lock(folder, name):
         pass
     return str(caught.value)
 
@@ -82,9 +82,6 @@ def test_the_whole_folder_and_a_range_exclude_each_other(tmp_path: Path) -> None
         assert f"(range-002-of-003, {ME})" in refused(tmp_path)
     with storage.hold_lock(tmp_path):
         assert f"({ME})" in refused(tmp_path, "range-002-of-003")
-        assert f"({ME})" in refused(tmp_path, shared=True)
-    with storage.hold_lock(tmp_path, shared=True), storage.hold_lock(tmp_path, shared=True):
-        assert "another command" in refused(tmp_path)
     assert os.listdir(tmp_path) == []
 
 

@@ -137,3 +137,17 @@ def test_a_remote_folder_that_matches_and_would_be_left_out_is_refused() -> None
         "memory://patterns/a.parquet",
         "memory://patterns/b.parquet/part-0.parquet",
     ]
+
+
+def test_folders_without_files_are_no_error_of_a_pattern_that_goes_through_all(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "cache" / "today").mkdir(parents=True)
+    assert storage.matches("**")[-1] == "deep/er/d.jsonl"
+    assert "warning: input ** matches 2 empty folders: cache, cache/today" in capsys.readouterr().err
+
+
+def test_a_remote_folder_of_hidden_files_is_an_empty_one(capsys: pytest.CaptureFixture[str]) -> None:
+    fsspec.filesystem("memory").pipe({"/hidden-files/a.txt": b"x", "/hidden-files/work/.part": b"x"})
+    assert storage.matches("memory://hidden-files/*") == ["memory://hidden-files/a.txt"]
+    assert "matches 1 empty folder: memory://hidden-files/work" in capsys.readouterr().err

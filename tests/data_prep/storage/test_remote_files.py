@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.storage import remote_files, remote_reader, retries, storage
+from data_prep.storage import remote_files, remote_reader, storage, store_errors
 from tests.support.error_codes import coded
 from tests.support.fault_proxy import Fault, FaultProxy, Kind, Request, run_proxy
 from tests.support.s3_server import S3Bucket, make_client
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(store_errors, "_FIRST_WAIT_SECONDS", 0.02)
     yield
     storage.configure({})
 
@@ -176,12 +176,12 @@ def test_a_store_that_is_down_for_good_ends_in_a_clear_stop(
     kind: Kind, s3_bucket: S3Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     be_impatient(s3_bucket, proxy)
-    monkeypatch.setenv(retries.RETRY_VARIABLE, "0.3")
+    monkeypatch.setenv(store_errors.RETRY_VARIABLE, "0.3")
     proxy.faults = [Fault(kind, status=500, code="InternalError")]
     began = time.monotonic()
     with pytest.raises(UserError, match="/a cannot be read: the store answered", check=coded("store-unavailable")):
         storage.read_bytes(f"{s3_bucket.url}/a")
-    assert time.monotonic() - began < retries.RETRY_SECONDS / 2
+    assert time.monotonic() - began < store_errors.RETRY_SECONDS / 2
     with pytest.raises(UserError, match="/a cannot be written: the store answered"):
         storage.write_bytes(f"{s3_bucket.url}/a", b"abc")
     assert s3_bucket.objects() == {}
@@ -244,7 +244,7 @@ def test_an_upload_that_dies_in_the_middle_leaves_no_object_and_no_parts(
     kind: Kind, s3_bucket: S3Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_files, "_PART_BYTES", 5 * MIB)
-    monkeypatch.setenv(retries.RETRY_VARIABLE, "0.3")
+    monkeypatch.setenv(store_errors.RETRY_VARIABLE, "0.3")
     data = DATA * 4
     url = f"{s3_bucket.url}/shards/train-000000.tar"
     proxy.faults = [Fault(kind, status=500, code="InternalError", concerns=is_part(2))]
@@ -252,7 +252,7 @@ def test_an_upload_that_dies_in_the_middle_leaves_no_object_and_no_parts(
         path.write_bytes(data)
     assert proxy.faults[0].happened and s3_bucket.objects() == {} and s3_bucket.unfinished_uploads() == []
     proxy.faults.clear()
-    monkeypatch.delenv(retries.RETRY_VARIABLE)
+    monkeypatch.delenv(store_errors.RETRY_VARIABLE)
     with storage.local_write(url) as path:
         path.write_bytes(data)
     assert s3_bucket.objects() == {"shards/train-000000.tar": data}
@@ -335,6 +335,17 @@ def test_patterns_find_what_a_shell_finds(store: str, s3_bucket: S3Bucket) -> No
         assert storage.matches(f"{folder}/{pattern}") == [f"{folder}/{name}" for name in found], pattern
 
 
+def test_a_file_beside_a_folder_of_its_name_is_found_and_the_folder_is_not_left_out(s3_bucket: S3Bucket) -> None:
+    for name in ("x.jsonl", "x.jsonl/part.txt"):
+        storage.write_bytes(f"{s3_bucket.url}/in/{name}", b"x")
+    with pytest.raises(UsageError, check=coded("input-is-folder")):
+        storage.matches(f"{s3_bucket.url}/in/*.jsonl")
+    assert storage.matches(f"{s3_bucket.url}/**") == [
+        f"{s3_bucket.url}/in/x.jsonl",
+        f"{s3_bucket.url}/in/x.jsonl/part.txt",
+    ]
+
+
 def test_a_folder_is_no_input(s3_bucket: S3Bucket) -> None:
     storage.write_bytes(f"{s3_bucket.url}/in/a.txt", b"x")
     with pytest.raises(UsageError, match=r"/in is a folder\. Fix: .*'s3://.*/in/\*", check=coded("input-is-folder")):
@@ -345,7 +356,7 @@ def test_a_listing_that_fails_is_not_taken_for_an_empty_folder(
     s3_bucket: S3Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.write_bytes(f"{s3_bucket.url}/in/a.txt", b"x")
-    monkeypatch.setenv(retries.RETRY_VARIABLE, "0.2")
+    monkeypatch.setenv(store_errors.RETRY_VARIABLE, "0.2")
     proxy.faults = [Fault("refuse", concerns=lambda request: "delimiter" in request.target)]
     with pytest.raises(UserError, match="the store answered SlowDown"):
         storage.matches(f"{s3_bucket.url}/in/*.txt")
@@ -384,7 +395,7 @@ def test_a_profile_or_an_option_that_is_not_there_is_told(s3_bucket: S3Bucket) -
 def test_no_error_and_no_note_shows_a_secret(
     s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(retries.RETRY_VARIABLE, "0.1")
+    monkeypatch.setenv(store_errors.RETRY_VARIABLE, "0.1")
     options = {"key": "do-not-show-1", "secret": "do-not-show-2", "endpoint_url": "http://me:do-not-show-3@127.0.0.1:9"}
     storage.configure({s3_bucket.url: options})
     texts = []

@@ -151,23 +151,24 @@ def test_a_copy_that_many_ask_for_at_once_is_whole(tmp_path: Path) -> None:
     assert len(copies) == 1 and storage.sha256_of(copies.pop()) == sha256 and len(os.listdir(tmp_path)) == 1
 
 
-def test_a_remote_folder_is_copied_and_again_when_it_changes(tmp_path: Path) -> None:
+def test_a_remote_folder_is_copied_and_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     url, names = "memory://bucket/tokenizers/small", ("tokenizer.model", "tokenizer_info.json", "none.json")
     for name in ("tokenizer.model", "tokenizer_info.json", "model.safetensors", "old/tokenizer.model"):
         storage.write_bytes(f"{url}/{name}", name.encode())
-    folder = storage.local_folder(url, names, tmp_path)
+    folder = storage.local_folder(url, names)
     assert sorted(os.listdir(folder)) == ["tokenizer.model", "tokenizer_info.json"]
     assert (folder / "tokenizer.model").read_bytes() == b"tokenizer.model"
-    assert storage.local_folder(url, names, tmp_path) == folder and os.listdir(tmp_path) == [folder.name]
+    assert storage.local_folder(url, names) == folder and os.listdir(tmp_path / "clozeworks") == [folder.name]
     storage.write_bytes(f"{url}/model.safetensors", b"another")
-    assert storage.local_folder(url, names, tmp_path) == folder
+    assert storage.local_folder(url, names) == folder
     storage.write_bytes(f"{url}/tokenizer.model", b"changed")
-    assert (storage.local_folder(url, names, tmp_path) / "tokenizer.model").read_bytes() == b"changed"
+    assert (storage.local_folder(url, names) / "tokenizer.model").read_bytes() == b"changed"
     assert storage.local_folder(tmp_path, names) == tmp_path
     with pytest.raises(
         UserError, match="memory://bucket/none contains none of tokenizer.model, ", check=coded("missing-file")
     ):
-        storage.local_folder("memory://bucket/none", names, tmp_path)
+        storage.local_folder("memory://bucket/none", names)
 
 
 def test_messages_show_no_password() -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import PreparationConfig
-from data_prep.tokenizer_training import sampling, training_sample
-from data_prep.tokenizer_training.sampling import CorpusCounts, _cleaned, draw_sample, language_label
+from data_prep.tokenizer_training import corpus_sampling, training_sample
+from data_prep.tokenizer_training.corpus_sampling import draw_sample
+from data_prep.tokenizer_training.sampling import CorpusCounts, _cleaned, language_label
 from tests.support.made_up_documents import TrainingSample, lines_of
 from tests.support.preparations import NORMALIZATION, config_of, paragraphs_of
 from tests.support.reading import find_inputs, find_units
@@ -183,14 +184,14 @@ def test_what_preparation_drops_is_not_learned_from_and_counted(tmp_path: Path) 
 
 def test_later_units_write_only_what_may_still_be_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    original = sampling.sample_unit
+    original = corpus_sampling.sample_unit
 
     def watched(*unit: Any) -> Any:
         result = original(*unit)
         sizes.append(sum('"chosen"' in line for line in Path(result[1]).read_text().splitlines()))
         return result
 
-    monkeypatch.setattr(sampling, "sample_unit", watched)
+    monkeypatch.setattr(corpus_sampling, "sample_unit", watched)
     config = sampled_from({"large": [write(tmp_path, "large.jsonl", LARGE * 1)]}, tokenizer={"sample_bytes": 2_000})
     config = config.model_copy(update={"shards": config.shards.model_copy(update={"unit_bytes": 8_000})})
     drawn(config, tmp_path / "work")
@@ -212,7 +213,7 @@ def filtered(folder: Path, num_documents: int, unit_bytes: int = 6_000, **tokeni
 def test_filters_judge_only_what_the_sample_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = tmp_path / "calls"
     monkeypatch.setenv("FILTER_CALLS", str(calls))
-    monkeypatch.setattr(training_sample.HeldOut.__init__, "__defaults__", (10, 6_000, None))
+    monkeypatch.setattr(training_sample, "MAX_HELD_OUT", 10)
     config = filtered(tmp_path, 6_000, sample_bytes=20_000)
     sample, counts = drawn(config, tmp_path / "work")
     num_calls = len(calls.read_text().splitlines())
