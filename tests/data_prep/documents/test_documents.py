@@ -84,6 +84,7 @@ def test_real_text_is_what_a_loop_over_the_lines_reads(tmp_path: Path, corpora: 
     assert read(plain, unit_bytes=300_007) == expected
 
 
+@pytest.mark.fault(row=4, fault="a UTF-8 BOM, CRLF", required="they simply work")
 def test_byte_order_mark_and_windows_line_ends_simply_work(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + json_lines(TEXTS).replace(b"\n", b"\r\n") + b"\r\n\r\n")
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo\r\n")
@@ -269,6 +270,16 @@ BAD_LINES = {
 }
 
 
+@pytest.mark.fault(
+    row=2,
+    fault="invalid UTF-8 and NUL in the middle of a JSONL file",
+    required="named by line and byte, or skipped and counted by policy",
+)
+@pytest.mark.fault(
+    row=4,
+    fault="JSONL with a missing field, a number for text, a broken line",
+    required="named by line, or skipped and counted by policy",
+)
 @pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line[:20].decode(errors="replace").replace("\0", "0"))
 @pytest.mark.parametrize("unit_bytes", [1 << 30, 50])
 @pytest.mark.parametrize("compression", ["", ".gz"])
@@ -334,6 +345,11 @@ def test_a_text_over_the_limit_is_dropped_and_counted(tmp_path: Path, txt_docume
     assert read_and_count(path, limited) == (["end"] if txt_documents == "blank_lines" else [], {"too many bytes": 1})
 
 
+@pytest.mark.fault(
+    row=2,
+    fault="a text file with NUL bytes or invalid UTF-8",
+    required="named with file and byte; or skipped and counted by policy",
+)
 @pytest.mark.parametrize("compression", ["", ".gz"])
 @pytest.mark.parametrize(
     ("data", "message", "reason"),
@@ -380,6 +396,9 @@ def test_a_bad_document_between_blank_lines_is_named_or_counted(
     assert read_and_count(path, skip, unit_bytes) == (["one\n"] * 500 + ["last\n"], {reason: 1})
 
 
+@pytest.mark.fault(
+    row=2, fault="a binary file with a text ending", required="named with file and byte, and nothing of it is used"
+)
 @pytest.mark.parametrize("policy", ["error", "skip"])
 @pytest.mark.parametrize("name", ["image.txt", "image.txt.gz"])
 def test_no_piece_of_a_binary_file_becomes_a_document(tmp_path: Path, name: str, policy: str) -> None:
@@ -465,9 +484,14 @@ def read_lines_that_are_whole(path: Path) -> list[bytes]:
     return content.split(b"\n")[:-1]
 
 
+@pytest.mark.fault(
+    row=3,
+    fault="truncated .gz, .bz2, .xz and .zst of lines and tables",
+    required="named with file and line; the documents before the cut are not used",
+)
 @pytest.mark.parametrize("compression", [name for name in COMPRESS if name])
 @pytest.mark.parametrize("policy", ["error", "skip"])
-@pytest.mark.parametrize("name", ["cut.jsonl", "cut.txt"])
+@pytest.mark.parametrize("name", ["cut.jsonl", "cut.txt", "cut.csv"])
 def test_a_compressed_file_that_is_cut_short_spoils_all_of_it(
     tmp_path: Path, name: str, compression: str, policy: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -486,6 +510,9 @@ def test_a_compressed_file_that_is_cut_short_spoils_all_of_it(
     assert unit_sha256(unit, DEFAULTS) == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.fault(
+    row=3, fault="a file that is not compressed as its ending says", required="told what it is and how to rename it"
+)
 @pytest.mark.parametrize("compression", [name for name in COMPRESS if name])
 def test_a_file_that_is_not_what_its_ending_says_is_named(tmp_path: Path, compression: str) -> None:
     plain, disguised = tmp_path / f"plain.jsonl{compression}", tmp_path / "disguised.jsonl"
@@ -498,6 +525,10 @@ def test_a_file_that_is_not_what_its_ending_says_is_named(tmp_path: Path, compre
     ) as caught:
         read(disguised, SKIP)
     assert caught.value.spoils_file and caught.value.reason == "wrong ending"
+    other = ".gz" if compression != ".gz" else ".zst"
+    disguised.rename(tmp_path / f"other.jsonl{other}")
+    with pytest.raises(BadInput, match=f"rename it to end in {compression}", check=coded("wrong-ending")):
+        read(tmp_path / f"other.jsonl{other}")
 
 
 @pytest.mark.parametrize("compression", COMPRESS)

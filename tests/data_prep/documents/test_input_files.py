@@ -69,6 +69,7 @@ def test_a_name_that_looks_like_a_pattern_is_taken_as_it_is(corpus: Path, name: 
     assert not (corpus / "x").exists()
 
 
+@pytest.mark.fault(row=1, fault="no file matches; a folder", required="clear error with what to write")
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
@@ -101,6 +102,7 @@ def test_files_are_listed_by_source_and_then_by_name_with_size_and_stamp(corpus:
     assert all(file.stamp == storage.stamp(file.url) for file in found)
 
 
+@pytest.mark.fault(row=10, fault="one source, or two, with the same file under two names", required="clear error")
 def test_the_same_file_under_two_names_is_a_usage_error(corpus: Path) -> None:
     os.symlink("a.jsonl", "link.jsonl")
     os.symlink("deep", "shallow")

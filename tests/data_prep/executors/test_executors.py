@@ -202,6 +202,9 @@ def test_processes_are_kept_from_run_to_run_and_know_the_stores_options(script: 
     assert output.strip() == "True 2 False {('s3://somewhere', 'somewhere')}"
 
 
+@pytest.mark.fault(
+    row=12, fault="a worker of the pool killed at its unit", required="its units are done again by others"
+)
 @pytest.mark.spawn
 def test_units_of_a_killed_worker_are_done_again(script: Path) -> None:
     output, errors = _start(script, "killed_once").communicate(timeout=60)
@@ -215,6 +218,9 @@ def test_a_unit_that_always_kills_its_worker_is_given_up(script: Path) -> None:
     assert "user error: workers-killed" in output
 
 
+@pytest.mark.fault(
+    row=55, fault="the fork server of preparation killed at its start", required="one line; the work is done again"
+)
 @pytest.mark.spawn
 def test_the_server_of_workers_killed_while_the_first_is_asked_for_costs_nothing(script: Path) -> None:
     output, errors = _start(script, "server_killed_at_start").communicate(timeout=60)
@@ -222,6 +228,9 @@ def test_the_server_of_workers_killed_while_the_first_is_asked_for_costs_nothing
     assert "3 unfinished units" in errors and "1 of 3" in errors
 
 
+@pytest.mark.fault(
+    row=55, fault="the fork server of preparation killed at work", required="no traceback; nothing is lost"
+)
 @pytest.mark.spawn
 def test_the_server_of_workers_killed_at_work_costs_nothing_and_leaves_no_worker_behind(script: Path) -> None:
     output, errors = _start(script, "server_killed_at_work").communicate(timeout=60)
@@ -230,6 +239,7 @@ def test_the_server_of_workers_killed_at_work_costs_nothing_and_leaves_no_worker
     assert len(workers) == 2 and not any(map(_is_alive, workers))
 
 
+@pytest.mark.fault(row=55, fault="the resource tracker of preparation killed", required="no line; nothing is lost")
 @pytest.mark.spawn
 def test_a_killed_resource_tracker_costs_nothing(script: Path) -> None:
     process = _start(script, "tracker_killed")

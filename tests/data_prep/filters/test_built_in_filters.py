@@ -39,6 +39,9 @@ def test_metadata_thresholds_count_what_does_not_hold(tmp_path: Path) -> None:
     assert kept.reader.dropped == {"filter metadata: not score >= 3": 1, "filter metadata: no score": 2}
 
 
+@pytest.mark.fault(
+    row=4, fault="a score that is text", required="named with file and line, or skipped and counted by policy"
+)
 def test_a_score_that_is_text_is_bad_input(tmp_path: Path) -> None:
     rows = [{"text": "a", "score": 4}, {"text": "b", "score": "4"}]
     with pytest.raises(BadInput, match="a.jsonl line 2: filter 'metadata': score='4'"):

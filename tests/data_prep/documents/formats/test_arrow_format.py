@@ -14,6 +14,7 @@ from pyarrow import feather
 from data_prep import Document
 from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import DocumentSettings
+from tests.support.compressions import COMPRESS
 from tests.support.error_codes import coded
 from tests.support.reading import SKIP, BadInput, files_of_input, reader_of, units_of
 
@@ -71,6 +72,9 @@ def test_a_folder_that_datasets_saved_stands_for_its_files(tmp_path: Path) -> No
         files_of_input(str(tmp_path))
 
 
+@pytest.mark.fault(
+    row=3, fault="an Arrow stream that is cut short", required="named; the documents before the cut are not used"
+)
 @pytest.mark.long
 def test_a_stream_that_was_cut_short_or_damaged_is_refused(tmp_path: Path) -> None:
     whole = arrow()
@@ -80,6 +84,15 @@ def test_a_stream_that_was_cut_short_or_damaged_is_refused(tmp_path: Path) -> No
         with pytest.raises(BadInput, match=r"a\.arrow is") as caught:
             read(path)
         assert caught.value.spoils_file
+
+
+@pytest.mark.parametrize("compression", [name for name in COMPRESS if name])
+def test_a_compressed_stream_that_was_cut_short_is_refused(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / f"a.arrow{compression}"
+    path.write_bytes(COMPRESS[compression](arrow())[:-100])
+    with pytest.raises(BadInput, match="a.arrow", check=coded("damaged-file")) as caught:
+        read(path)
+    assert caught.value.spoils_file
 
 
 def test_bytes_are_text_if_they_are_utf8(tmp_path: Path) -> None:
