@@ -47,7 +47,7 @@ def test_a_hostile_tar_is_refused(
     ("harm", "load"),
     [("pickle", pickle.loads), ("objects", lambda data: np.load(io.BytesIO(data), allow_pickle=True))],
 )
-def test_what_is_planted_would_do_harm(tmp_path: Path, harm: str, load: Callable[[bytes], object]) -> None:
+def test_the_planted_payloads_would_do_harm(tmp_path: Path, harm: str, load: Callable[[bytes], object]) -> None:
     HOSTILE[harm](tmp_path / "evil.tar")
     with tarfile.open(tmp_path / "evil.tar") as tar:
         (member,) = tar
@@ -59,7 +59,7 @@ def test_what_is_planted_would_do_harm(tmp_path: Path, harm: str, load: Callable
     assert (tmp_path / TRACE).exists()
 
 
-def test_the_names_lead_to_where_is_looked(tmp_path: Path) -> None:
+def test_the_hostile_names_point_where_the_test_looks(tmp_path: Path) -> None:
     folder = tmp_path / "outer" / "inner"
     folder.mkdir(parents=True)
     HOSTILE["name with dots"](folder / "evil.tar")

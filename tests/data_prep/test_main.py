@@ -225,7 +225,7 @@ def test_a_source_is_added_on_the_command_line(
         ),
     ],
 )
-def test_arguments_that_contradict_each_other_are_told(
+def test_contradicting_arguments_are_reported(
     command: Command,
     small_corpus: Path,
     small_tokenizer: Path,
@@ -288,7 +288,7 @@ def test_the_top_level_lists_every_command_in_groups(command: Command) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command_is_wrapped_and_what_writes_has_a_dry_run(
+def test_help_is_wrapped_and_writing_commands_have_a_dry_run(
     command: Command, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

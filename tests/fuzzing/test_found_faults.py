@@ -311,7 +311,7 @@ def test_behind_an_xz_stream_only_another_is_read(tmp_path: Path, behind: bytes)
         list(reader_of(path))
 
 
-def test_what_a_file_says_cannot_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_a_file_is_escaped_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> None:
         raise UserError("\x1b[31munknown setting a\r\nerror: all is well " + "a" * 10_000 + "; take it out")
 

@@ -102,7 +102,7 @@ def is_of_another_kind(content: bytes) -> bool:
         *(magic + bytes(8) for magic in (b"\x1f\x8b", b"BZh91AY&SY", b"\xfd7zXZ\0", b"(\xb5/\xfd", b"PAR1\x15")),
     ],
 )
-def test_of_what_is_another_kind_nothing_is_read(content: bytes, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_gives_no_document(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "input.jsonl").write_bytes(content)
     assert is_of_another_kind(content)
     assert read_or_refuse(lambda: read(tmp_path / "input.jsonl", SKIP), tmp_path) is None

@@ -48,7 +48,7 @@ def test_a_number_that_is_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) ->
             workers(impossible, megabytes=1)
 
 
-def test_what_is_in_this_processs_memory_is_worked_on_by_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_in_memory_are_written_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation_request, "default_num_workers", lambda: 8)
     assert workers(None, megabytes=1000, output="memory://out") == 1
     assert workers(1, megabytes=1000, output="memory://out") == 1
@@ -86,7 +86,7 @@ def test_paths_mappings_and_overrides_become_one_configuration(tmp_path: Path) -
     assert resolve_config(named, "c.txt", source_name="c").sources == (Source(name="c", input=("c.txt",)),)
 
 
-def test_what_contradicts_or_lacks_is_named(tmp_path: Path) -> None:
+def test_contradicting_and_missing_arguments_are_named(tmp_path: Path) -> None:
     for arguments, code in (
         ({}, "missing-input"),
         ({"inputs": "a", "sources": [{"name": "b", "input": "b"}]}, "contradicting-arguments"),

@@ -37,7 +37,7 @@ def test_an_error_ends_with_its_paragraph_and_its_status(error, status, told, ca
     assert (ended.value.code, capsys.readouterr().err) == (status, told)
 
 
-def test_a_silent_process_has_the_status_alone(capsys):
+def test_a_silent_process_reports_only_its_status(capsys):
     with pytest.raises(SystemExit) as ended:
         run_command(raising(UserError("told by another")), speaks=False)
     assert ended.value.code == 1 and capsys.readouterr().err == ""
@@ -69,7 +69,7 @@ def test_a_name_that_the_system_refuses_is_told_and_any_other_error_of_the_syste
         run_command(lambda: open(tmp_path / "nothing"))
 
 
-def test_a_working_folder_that_is_gone_is_told(tmp_path, monkeypatch, capsys):
+def test_a_deleted_working_folder_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     with pytest.raises(SystemExit) as ended:
@@ -118,7 +118,7 @@ def test_a_reader_that_is_gone_ends_a_command_quietly(length, end):
     assert ended == (READER_GONE_STATUS, "")
 
 
-def test_an_error_is_told_though_the_reader_of_the_output_is_gone():
+def test_an_error_is_printed_although_the_reader_of_the_output_has_ended():
     assert ended_by_its_reader([sys.executable, "-c", PROGRAM, "1", "fail"]) == (1, "error: too bad\n")
 
 

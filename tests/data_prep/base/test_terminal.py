@@ -22,7 +22,7 @@ from tests.support.preparations import normalized
         ("שלום عربي 漢字 👩‍👩‍👧 e\u0301 a\\b", "שלום عربي 漢字 👩‍👩‍👧 e\u0301 a\\b"),
     ],
 )
-def test_what_would_act_is_written_out_and_the_rest_is_kept(text: str, shown: str) -> None:
+def test_control_characters_are_escaped_and_other_text_is_kept(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 

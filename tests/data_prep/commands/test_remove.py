@@ -30,9 +30,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_a_misspelt_folder_or_a_file_is_told_and_nothing_is_made(
-    command: Command, original: Path, tmp_path: Path
-) -> None:
+def test_a_misspelt_folder_is_reported_and_nothing_is_made(command: Command, original: Path, tmp_path: Path) -> None:
     assert command("remove", tmp_path / "nope", "--source", "south") == 2 and str(tmp_path / "nope") in command.errors
     assert command("verify", original / "manifest.json") == 2
     assert str(original) in command.errors

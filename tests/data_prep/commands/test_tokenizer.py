@@ -39,7 +39,7 @@ def folder_of(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def test_the_folder_holds_model_json_report_and_marker_alone(
+def test_the_folder_holds_only_model_json_report_and_marker(
     small_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("--input", small_corpus, "--output", tmp_path / "out", "--vocab-size", 700, "--workers", 1)
@@ -63,7 +63,9 @@ def test_workers_and_units_change_no_byte(small_corpus: Path, tmp_path: Path) ->
     assert folder_of(tmp_path / "one") == folder_of(tmp_path / "two")
 
 
-def test_what_changed_is_named(small_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_settings_and_inputs_are_named(
+    small_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(small_corpus.read_bytes())
     arguments = ["--input", copy, "--output", tmp_path / "out", "tokenizer.vocab_size=600"]
@@ -134,7 +136,7 @@ def test_a_killed_training_leaves_no_tokenizer_and_is_run_again(small_corpus: Pa
     assert folder_of(tmp_path / "out") == folder_of(tmp_path / "other")
 
 
-def test_what_a_killed_training_left_half_written_is_removed(small_corpus: Path, tmp_path: Path) -> None:
+def test_half_written_files_of_a_killed_training_are_removed(small_corpus: Path, tmp_path: Path) -> None:
     left = tmp_path / "out" / ".tokenizer.json.123-abcd.partial"
     left.parent.mkdir()
     left.write_text("{")
@@ -207,7 +209,7 @@ def test_a_new_training_that_fails_leaves_the_tokenizer_that_is_there(small_corp
 
 
 @pytest.mark.long
-def test_tempering_that_changes_nothing_is_told(
+def test_tempering_without_effect_is_reported(
     small_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--input", small_corpus, "--vocab-size", 600, "--workers", 1, "tokenizer.sampling_alpha=0.5"]

@@ -34,7 +34,7 @@ def test_every_data_set_has_one(small_shards: Path) -> None:
     assert "valid\\_fraction 0.1" in card, "names of settings are escaped too"
 
 
-def test_a_license_that_is_not_stated_is_told_loudly(small_shards: Path) -> None:
+def test_a_missing_license_is_stated_in_the_card(small_shards: Path) -> None:
     manifest = open_dataset(small_shards).manifest
     assert manifest.sources[0].license is None
     assert "| not stated |" in data_card(manifest)
@@ -45,7 +45,7 @@ def test_a_license_that_is_not_stated_is_told_loudly(small_shards: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["a|b\n# c", "<script>alert(1)</script>", "[x](javascript:y)", "\u202e\x1b[31m `*_"])
-def test_what_comes_from_the_user_cannot_act(small_shards: Path, name: str) -> None:
+def test_text_of_the_user_is_escaped_in_the_card(small_shards: Path, name: str) -> None:
     card = data_card(
         with_source(open_dataset(small_shards).manifest, name=name, license=name, url=f"https://u:p@h/{name}")
     )
@@ -79,7 +79,7 @@ def test_it_tells_versions_drops_and_removals(small_corpus: Path, small_tokenize
     assert first.digest not in card, "the parent is version 2"
 
 
-def test_the_way_to_load_it_works_as_it_is_written(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loading_code_of_the_card_works(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = (small_shards / CARD_NAME).read_text(encoding="utf-8")
     code = card.partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(small_shards)

@@ -43,7 +43,7 @@ def test_a_tokenizer_is_not_taken_for_raw_text(tmp_path: Path, name: str) -> Non
         open_dataset(tmp_path)
 
 
-def test_other_files_and_folders_are_told_apart(tmp_path: Path) -> None:
+def test_other_files_and_folders_get_their_own_errors(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").touch()
     with pytest.raises(UsageError, match=f"give {tmp_path}", check=coded("not-a-data-set")):
         open_dataset(tmp_path / "manifest.json")

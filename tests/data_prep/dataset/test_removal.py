@@ -52,7 +52,7 @@ def folder(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "shards"))
 
 
-def test_a_removed_source_is_gone_and_all_else_is_as_it_was(folder: Path) -> None:
+def test_removing_a_source_changes_no_other_document(folder: Path) -> None:
     before = contents(folder)
     manifest, is_new = remove(folder, source="south")
     assert is_new and manifest == open_dataset(folder).manifest
@@ -83,7 +83,7 @@ def test_only_shards_that_hold_it_are_written_anew(folder: Path) -> None:
 @pytest.mark.long
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_is_removed_the_complement_stays(
+def test_a_removal_keeps_exactly_the_other_documents(
     original: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = Path(shutil.copytree(original, tmp_path_factory.mktemp("any") / "shards"))
@@ -97,7 +97,7 @@ def test_whatever_is_removed_the_complement_stays(
     assert manifest.dropped["removed"] == len(gone)
 
 
-def test_a_shard_of_which_nothing_is_left_is_dropped(folder: Path) -> None:
+def test_a_shard_that_a_removal_empties_is_dropped(folder: Path) -> None:
     shard = open_dataset(folder).manifest.train.shards[0]
     ids = [document for record in records_of(folder / shard.name) for document in record.document_ids.tolist()]
     manifest, _ = remove(folder, ids=ids)
@@ -194,7 +194,7 @@ def test_an_unfinished_removal_of_something_else_is_not_mixed_up(folder: Path) -
     assert verify(folder).manifest == manifest, "no shard of the other one is left"
 
 
-def test_a_damaged_removal_is_told_and_given_up_with_fresh(folder: Path) -> None:
+def test_a_damaged_removal_is_reported_and_discarded_with_fresh(folder: Path) -> None:
     (folder / ".removal").mkdir()
     for damage in ("[]", "{}", "", '{"parent": 3}'):
         (folder / ".removal" / "plan.json").write_text(damage)
@@ -296,7 +296,7 @@ def test_stopped_after_any_write_the_same_removal_ends_with_the_same_bytes(origi
     assert num_writes > 15
 
 
-def test_what_is_left_of_the_work_of_a_removal_killed_at_its_end_blocks_nothing(folder: Path) -> None:
+def test_work_files_of_a_removal_killed_at_its_end_block_nothing(folder: Path) -> None:
     remove(folder, source="south")
     after = file_bytes(folder)
     for ids in (None, document_ids(folder)[:1]):
@@ -324,7 +324,7 @@ def test_a_remote_data_set_is_removed_from_in_place(folder: Path, s3_bucket: S3B
     )
 
 
-def test_what_a_killed_worker_left_is_not_kept(folder: Path) -> None:
+def test_files_of_a_killed_worker_are_removed(folder: Path) -> None:
     left = folder / ".train-000004.tar.1-ab.partial"
     with before_writing("train-*.tar", lambda: left.write_bytes(b"half")) as written:
         remove(folder, source=open_dataset(folder).manifest.sources[-1].name)

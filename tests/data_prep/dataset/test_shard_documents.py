@@ -84,7 +84,7 @@ def forged(folder: Path, shard: ShardRecord, shard_bytes: int, **arrays: np.ndar
     return shard.model_copy(update={"bytes": shard_bytes, "tokens": tokens, "index": file})
 
 
-def test_a_forged_index_asks_for_no_memory_and_reads_nothing_beyond_the_shard(
+def test_a_forged_index_allocates_no_memory_and_reads_only_the_shard(
     small_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = open_dataset(small_shards).manifest

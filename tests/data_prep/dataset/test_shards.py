@@ -41,7 +41,7 @@ def shard(tmp_path: Path) -> ShardRecord:
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_token_offsets_lead_to_the_tokens_in_the_tar(tmp_path: Path, dtype: type) -> None:
+def test_token_offsets_point_at_the_tokens_in_the_tar(tmp_path: Path, dtype: type) -> None:
     records = [
         record([2, 3], [4], dtype=dtype),
         record([700], first_id=40, dtype=dtype),
@@ -70,7 +70,7 @@ def test_the_index_holds_the_lengths_of_all_documents_and_sentences(tmp_path: Pa
     )
 
 
-def test_plain_webdataset_reads_what_our_own_reader_reads(small_shards: Path) -> None:
+def test_webdataset_reads_the_same_records_as_our_reader(small_shards: Path) -> None:
     import webdataset
 
     paths = sorted(small_shards.glob("*.tar"))

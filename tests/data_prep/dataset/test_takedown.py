@@ -117,7 +117,7 @@ def test_only_the_shards_that_hold_it_are_rewritten(folder: Path) -> None:
     assert len(set(before.provenance_files) - set(manifest.provenance_files)) == 1
 
 
-def test_a_sidecar_whose_shard_stays_is_rewritten_alone(folder: Path) -> None:
+def test_a_sidecar_is_rewritten_without_its_unchanged_shard(folder: Path) -> None:
     first = document_ids(folder, "north")[0]
     before = open_dataset(folder).manifest
     manifest = take_down(folder, "https://near.org/")

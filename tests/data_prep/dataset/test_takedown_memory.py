@@ -146,7 +146,9 @@ def test_names_match_as_the_provenance_holds_them(folder: Path, command: Command
     assert dataset.sources["b"].dropped == {"removed earlier": 1}
 
 
-def test_stopped_anywhere_what_is_not_present_is_remembered(folder: Path, command: Command, tmp_path: Path) -> None:
+def test_a_takedown_stopped_at_any_write_remembers_absent_values(
+    folder: Path, command: Command, tmp_path: Path
+) -> None:
     (tmp_path / "urls.txt").write_text("https://b.org/3\n")
     arguments = ("remove", folder, "--urls", tmp_path / "urls.txt", "--workers", 1)
     for num_writes in range(0, 5, 2):

@@ -72,13 +72,15 @@ def test_a_shard_with_anothers_content_is_named(folder: Path) -> None:
         (lambda data: data[:-9000] + bytes([data[-9000] ^ 1]) + data[-8999:], "this shard with some bytes changed"),
     ],
 )
-def test_what_happened_to_a_shard_is_told(folder: Path, change: Callable[[bytes], bytes], message: str) -> None:
+def test_the_kind_of_damage_of_a_shard_is_reported(
+    folder: Path, change: Callable[[bytes], bytes], message: str
+) -> None:
     path = folder / "train-000002.tar"
     path.write_bytes(change(path.read_bytes()))
     assert message in problems(folder) and "train-000002.tar" in problems(folder)
 
 
-def test_a_shard_of_another_data_set_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_shard_of_another_data_set_is_reported(folder: Path, tmp_path: Path) -> None:
     records = records_of(folder / "train-000000.tar")
     others = [dataclasses.replace(record, document_ids=record.document_ids + np.uint64(1)) for record in records]
     write_shard(str(tmp_path / "other"), "train-000000", others)
@@ -86,7 +88,7 @@ def test_a_shard_of_another_data_set_is_told(folder: Path, tmp_path: Path) -> No
     assert "it is a whole shard of other documents" in problems(folder)
 
 
-def test_a_shard_of_another_tokenizer_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_shard_of_another_tokenizer_is_reported(folder: Path, tmp_path: Path) -> None:
     records = records_of(folder / "train-000000.tar")
     others = [dataclasses.replace(record, tokens=(record.tokens + 300).astype(np.uint16)) for record in records]
     write_shard(str(tmp_path / "other"), "train-000000", others)
@@ -156,7 +158,7 @@ def test_duplicates_are_a_problem_only_where_they_were_dropped(folder: Path) -> 
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
-def test_what_was_removed_and_is_there_is_named(folder: Path, version: str) -> None:
+def test_a_removed_document_that_is_still_there_is_named(folder: Path, version: str) -> None:
     first = open_dataset(folder).manifest
     record, *_ = records_of(folder / "train-000001.tar")
     ids = np.sort(record.document_ids[:2])

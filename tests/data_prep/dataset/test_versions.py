@@ -63,7 +63,7 @@ def test_the_version_before_is_kept_byte_for_byte(folder: Path) -> None:
     ]
 
 
-def test_a_damaged_manifest_of_an_older_version_is_told_with_the_way_out(folder: Path) -> None:
+def test_a_damaged_older_manifest_is_reported_with_the_fix(folder: Path) -> None:
     publish(str(folder), child_of(read_manifest(str(folder))))
     (folder / "manifest-000001.json").write_text("{")
     with pytest.raises(UserError, check=coded("damaged-manifest"), match=r"manifest-000001.json .* --purge'"):
@@ -77,7 +77,7 @@ def test_the_digest_is_the_sha256_of_the_file(folder: Path) -> None:
     assert hashlib.sha256((folder / MANIFEST_NAME).read_bytes()).hexdigest() == manifest.digest
 
 
-def test_a_version_that_is_not_there_is_named_with_those_that_are(folder: Path) -> None:
+def test_a_missing_version_is_reported_with_the_existing_versions(folder: Path) -> None:
     known = read_manifest(str(folder)).digest[:16]
     with pytest.raises(UnknownVersion, match=f"digest {'f' * 16}, only 1 .{known}.*remove --purge"):
         read_manifest(str(folder), "f" * 64)
@@ -110,7 +110,7 @@ def test_stopped_at_any_write_it_is_the_old_version_or_the_new_and_ends_right(fo
     assert list_versions(str(folder)) == [first, second]
 
 
-def test_after_the_last_version_and_the_last_shard_there_is_none(folder: Path) -> None:
+def test_the_last_version_and_the_last_shard_have_no_successor(folder: Path) -> None:
     manifest = read_manifest(str(folder))
     assert next_version(manifest) == 2 and shard_name("train", 999_999) == "train-999999"
     with pytest.raises(UserError, match="the highest possible number"):

@@ -62,7 +62,7 @@ def refused(path: Path, expected: list[list[int]]) -> list[int]:
     return damaged
 
 
-def test_a_shard_reads_the_ids_of_its_own_destination_alone(tmp_path: Path) -> None:
+def test_a_shard_reads_only_the_ids_of_its_destination(tmp_path: Path) -> None:
     path = tmp_path / "exclusions"
     write_exclusions(str(path), {"near duplicate": PAIRS}, 2, lambda ids: (ids % 2).astype(np.int64))
     written = path.read_bytes()

@@ -144,7 +144,7 @@ def test_a_near_copy_goes_and_different_documents_stay(tmp_path: Path) -> None:
     assert found(tmp_path, files) == [3]
 
 
-def test_the_earliest_stays_whatever_its_id(tmp_path: Path) -> None:
+def test_the_earliest_copy_is_kept(tmp_path: Path) -> None:
     original = tokens_of(1)
     files = [[(9, tokens_of(5)), (900, original)], [(5, edited(original, 2)), (7, edited(original, 3))]]
     assert found(tmp_path, files) == [5, 7]
@@ -177,7 +177,7 @@ def test_exact_copies_count_once_at_their_earliest_place(tmp_path: Path) -> None
     assert found(tmp_path / "three", [[(2, copy)], *files]) == [1]
 
 
-def test_nothing_at_all_has_no_duplicates(tmp_path: Path) -> None:
+def test_an_empty_corpus_has_no_duplicates(tmp_path: Path) -> None:
     assert found(tmp_path, [[], []]) == []
     assert find_near_duplicates([], SETTINGS, str(tmp_path / "none"), Runner()).tolist() == []
 

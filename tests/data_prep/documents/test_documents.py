@@ -73,7 +73,7 @@ def test_numbers_in_metadata_that_json_cannot_hold_are_absent(tmp_path: Path) ->
         assert found == [{}, {}, {}, others, {"score": 0.5}]
 
 
-def test_real_text_is_what_a_loop_over_the_lines_reads(tmp_path: Path, corpora: Path) -> None:
+def test_real_text_equals_a_plain_loop_over_the_lines(tmp_path: Path, corpora: Path) -> None:
     with gzip.open(corpora / "pack_small.jsonl.gz", "rb") as file:
         data = file.read()
     expected = [json.loads(line)["text"] for line in data.splitlines()]
@@ -85,7 +85,7 @@ def test_real_text_is_what_a_loop_over_the_lines_reads(tmp_path: Path, corpora: 
 
 
 @pytest.mark.fault(row=4, fault="a UTF-8 BOM, CRLF", required="they simply work")
-def test_byte_order_mark_and_windows_line_ends_simply_work(tmp_path: Path) -> None:
+def test_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + json_lines(TEXTS).replace(b"\n", b"\r\n") + b"\r\n\r\n")
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo\r\n")
     assert read(tmp_path / "a.jsonl") == TEXTS
@@ -108,7 +108,7 @@ def test_hard_characters_come_through_and_lone_surrogates_are_replaced_by_cleani
 
 
 @pytest.mark.parametrize("field", ["id", "url"])
-def test_ids_and_urls_that_differ_in_half_a_surrogate_pair_alone_never_become_equal(tmp_path: Path, field: str) -> None:
+def test_ids_and_urls_with_half_a_surrogate_pair_are_bad_input(tmp_path: Path, field: str) -> None:
     path = tmp_path / "a.jsonl"
     rows = [{"text": f"Text {ending}.", field: f"a{ending}"} for ending in ("\ud800", "\udfff", "\ufffd", "\U0001f600")]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -142,7 +142,7 @@ def test_parts_of_a_file_give_its_documents_once_and_in_order(
     unit_bytes=st.integers(1, 100),
 )
 @settings(max_examples=100, deadline=None)
-def test_parts_of_a_text_give_what_stands_between_blank_lines_once_and_in_order(
+def test_parts_of_a_text_give_each_block_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, blocks: list[list[str]], gaps: list[str], unit_bytes: int
 ) -> None:
     texts = ["\n".join(block) + "\n" for block in blocks]
@@ -174,7 +174,7 @@ def test_the_language_comes_from_its_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_what_documents_name_as_their_language_is_counted(tmp_path: Path, ending: str) -> None:
+def test_languages_that_documents_name_are_counted(tmp_path: Path, ending: str) -> None:
     rows = [{"text": str(n), "lang": lang} for n, lang in enumerate(("fr", None, "German", "xx", "pt-BR", "de"))]
     path = tmp_path / f"a{ending}"
     if ending == ".parquet":
@@ -230,7 +230,7 @@ def test_units_share_out_the_bytes_of_a_file(tmp_path: Path) -> None:
     assert len(units) > 3 and sum(unit.bytes for unit in units) == path.stat().st_size
 
 
-def test_what_cannot_be_split_is_one_unit() -> None:
+def test_a_compressed_file_is_one_unit() -> None:
     for name in (
         "a.jsonl.gz",
         "a.json.zst",
@@ -308,7 +308,7 @@ def test_field_names_are_shown_in_part_where_they_are_many_or_long(tmp_path: Pat
 
 @pytest.mark.parametrize("compression", ["", ".zst"])
 @pytest.mark.parametrize("unit_bytes", [1 << 30, 50])
-def test_a_line_over_the_limit_is_dropped_and_told_under_either_policy(
+def test_a_line_over_the_limit_is_dropped_and_reported_under_either_policy(
     tmp_path: Path, compression: str, unit_bytes: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / f"long.jsonl{compression}"

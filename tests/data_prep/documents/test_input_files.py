@@ -87,7 +87,7 @@ def test_a_name_that_looks_like_a_pattern_is_taken_as_it_is(corpus: Path, name: 
         ("{1.." + "9" * 5000 + "}", "no input file matches"),
     ],
 )
-def test_what_names_no_file_is_a_usage_error(corpus: Path, pattern: str, message: str) -> None:
+def test_an_input_that_names_no_file_is_a_usage_error(corpus: Path, pattern: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         expand(pattern)
 
@@ -117,7 +117,7 @@ def test_the_same_file_under_two_names_is_a_usage_error(corpus: Path) -> None:
         find_inputs(config("deep/er/d.jsonl", "shallow/*/d.jsonl"))
 
 
-def test_a_hard_link_is_told_of(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hard_link_is_reported(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.link("a.jsonl", "deep/hard.jsonl")
     assert len(find_inputs(config("*.jsonl"))) == 1, "a file may have other names that are no inputs"
     assert capsys.readouterr().err == ""

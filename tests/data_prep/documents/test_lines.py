@@ -95,7 +95,7 @@ def test_positions_numbers_and_lengths_are_those_of_the_file() -> None:
     assert blocks_of(data, 0, len(data)) == [Line(0, 1, 9, b"first\r\n"), Line(11, 3, 5, b"third")]
 
 
-def test_of_a_line_over_the_limit_the_length_is_told_and_nothing_kept() -> None:
+def test_a_line_over_the_limit_gives_only_its_length() -> None:
     data = b"12345\n123456\n" + b"x" * 5_000_000 + b"\nend"
     found = [(line.num_bytes, line.data) for line in lines_of(data, 0, len(data), limit=5)]
     assert found == [(5, b"12345\n"), (6, b""), (5_000_000, b""), (3, b"end")]

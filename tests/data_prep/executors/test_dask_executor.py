@@ -99,7 +99,7 @@ def configured_prefixes(unit: int) -> tuple[int, list[str], int]:
     return unit, list(storage.options()), os.getpid()
 
 
-def test_no_scheduler_and_no_worker_are_told(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_scheduler_and_missing_workers_are_reported(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_executor, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(dask_executor, "WORKER_SECONDS", 0.2)
     with pytest.raises(UserError, match="tcp://127.0.0.1:9 ", check=coded("no-scheduler")):
@@ -211,7 +211,7 @@ def test_row_12_a_dask_worker_killed_in_any_command_costs_nothing(
     assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
 
 
-def test_a_remote_tokenizer_is_not_trained_by_workers_elsewhere(small_corpus: Path) -> None:
+def test_a_tokenizer_in_a_store_is_not_trained_on_other_machines(small_corpus: Path) -> None:
     class Elsewhere:
         def run(self, task: object, units: object) -> Iterator[tuple[object, object]]:
             raise AssertionError

@@ -222,7 +222,7 @@ def test_a_unit_that_always_kills_its_worker_is_given_up(script: Path) -> None:
     row=55, fault="the fork server of preparation killed at its start", required="one line; the work is done again"
 )
 @pytest.mark.spawn
-def test_the_server_of_workers_killed_while_the_first_is_asked_for_costs_nothing(script: Path) -> None:
+def test_a_fork_server_killed_at_its_start_loses_no_result(script: Path) -> None:
     output, errors = _start(script, "server_killed_at_start").communicate(timeout=60)
     assert output.strip() == "[1, 2, 3]" and errors.count("\n") == 1, errors
     assert "3 unfinished units" in errors and "1 of 3" in errors
@@ -232,7 +232,7 @@ def test_the_server_of_workers_killed_while_the_first_is_asked_for_costs_nothing
     row=55, fault="the fork server of preparation killed at work", required="no traceback; nothing is lost"
 )
 @pytest.mark.spawn
-def test_the_server_of_workers_killed_at_work_costs_nothing_and_leaves_no_worker_behind(script: Path) -> None:
+def test_a_fork_server_killed_at_work_loses_no_result_and_leaves_no_worker(script: Path) -> None:
     output, errors = _start(script, "server_killed_at_work").communicate(timeout=60)
     assert (output.strip(), errors) == ("[0, 1, 2, 3, 4]", "")
     workers = [int(path.name.partition("-")[2]) for path in script.parent.glob("run-*")]
@@ -241,7 +241,7 @@ def test_the_server_of_workers_killed_at_work_costs_nothing_and_leaves_no_worker
 
 @pytest.mark.fault(row=55, fault="the resource tracker of preparation killed", required="no line; nothing is lost")
 @pytest.mark.spawn
-def test_a_killed_resource_tracker_costs_nothing(script: Path) -> None:
+def test_a_killed_resource_tracker_loses_no_result(script: Path) -> None:
     process = _start(script, "tracker_killed")
     output, errors = process.communicate(timeout=60)  # to the end of all that writes there, the new tracker too
     assert output.splitlines() == ["[1, 2, 3]"] * 3 and errors == ""
@@ -254,13 +254,13 @@ def test_a_workers_error_reaches_the_caller(script: Path) -> None:
 
 
 @pytest.mark.spawn
-def test_a_worker_that_is_killed_or_ended_while_it_sends_a_result_costs_nothing(script: Path) -> None:
+def test_a_worker_killed_while_it_sends_a_result_loses_no_result(script: Path) -> None:
     output, errors = _start(script, "killed_while_sending").communicate(timeout=60)
     assert output.splitlines() == ["3", "user error: the disk is full"] and "Traceback" not in errors, errors
 
 
 @pytest.mark.spawn
-def test_workers_are_warmed_up_before_their_units_and_a_failure_of_it_is_the_units_own(script: Path) -> None:
+def test_workers_are_warmed_up_and_a_failed_warm_up_does_not_stop_units(script: Path) -> None:
     output, _ = _start(script, "warm").communicate(timeout=60)
     assert output.strip() == "True 2"
     assert list(script.parent.glob("warm-*"))

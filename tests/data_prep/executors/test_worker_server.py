@@ -46,7 +46,7 @@ def test_it_imports_little_itself() -> None:
 
 
 @pytest.mark.parametrize(("module", "wanted"), [("json.tool", ["json.tool"]), (None, None)])
-def test_the_server_imports_what_it_is_told_or_what_this_process_has_imported(
+def test_the_server_imports_the_named_or_the_already_imported_modules(
     module: str | None, wanted: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[list[str]] = []

@@ -32,7 +32,7 @@ def read(path: Path, rows: list[dict[str, Any]], **settings: Any) -> Filtered:
 SCORED = {"metadata_fields": ["score"], "filters": [{"name": "metadata", "keep": "score >= 3"}]}
 
 
-def test_metadata_thresholds_count_what_does_not_hold(tmp_path: Path) -> None:
+def test_metadata_thresholds_count_each_failed_condition(tmp_path: Path) -> None:
     rows = [{"text": "a", "score": 2}, {"text": "b", "score": 3}, {"text": "c"}, {"text": "d", "score": None}]
     kept = read(tmp_path / "a.jsonl", rows, **SCORED)
     assert [document.text for document in kept] == ["b"]
@@ -113,7 +113,7 @@ def test_an_entry_that_is_no_domain_is_named_with_its_line(tmp_path: Path, entry
         outcome(Document("a"), name="url_blocklist", domains=str(tmp_path / "domains.txt"))
 
 
-def test_a_blocklist_of_nothing_or_of_no_text_is_refused(tmp_path: Path) -> None:
+def test_an_empty_blocklist_or_one_that_is_no_text_is_refused(tmp_path: Path) -> None:
     for entry, code in (({}, "empty-blocklist"), ({"urls": str(tmp_path / "latin")}, "not-utf8")):
         (tmp_path / "latin").write_bytes(b"caf\xe9")
         with pytest.raises(UserError, check=coded(code)):

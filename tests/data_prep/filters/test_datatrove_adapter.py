@@ -64,7 +64,7 @@ def test_replacements_do_not_depend_on_the_documents_before() -> None:
 
 
 @pytest.mark.long
-def test_what_a_filter_cannot_take_is_left_to_cleaning() -> None:
+def test_text_that_a_filter_cannot_read_is_left_to_cleaning() -> None:
     for entry in copy.deepcopy(FILTERS):
         step = filter_step(entry)
         assert step.apply(Document(" \n ")) is None

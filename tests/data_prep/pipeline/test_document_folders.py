@@ -40,7 +40,7 @@ def prepare(corpus: Path, tokenizer: Path, output: Path, **options: Any) -> Mani
     return prepared(corpus, tokenizer, output, *OVERRIDES, f"keep_dropped={output}-dropped", **options)
 
 
-def test_they_are_what_the_steps_count(corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_dropped_documents_match_the_counts_of_the_steps(corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     manifest = prepare(corpus, small_tokenizer, tmp_path / "one")
     folder = tmp_path / "one-dropped"
     index = json.loads((folder / "dropped.json").read_bytes())

@@ -80,7 +80,7 @@ def test_length_limits_count_characters_of_the_clean_text(tokenizer: Tokenizer) 
     check(section, kept, ["en"] * 4, tokenizer)
 
 
-def test_nothing_is_left_of_nothing(tokenizer: Tokenizer) -> None:
+def test_no_documents_give_an_empty_section(tokenizer: Tokenizer) -> None:
     section, dropped = encoded(["", "\n"], tokenizer)
     assert dropped == {"empty": 2} and [len(array) for array in section.arrays()] == [0] * 8
     assert section.tokens.dtype == np.uint16

@@ -125,7 +125,7 @@ def test_a_held_out_document_that_is_a_near_duplicate_is_in_the_books(
     )
 
 
-def test_an_addition_holds_what_is_new_under_numbers_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_an_addition_holds_only_new_documents_in_new_shards(tokenizer: Tokenizer, tmp_path: Path) -> None:
     old, new = texts(40, 5), texts(20, 6)
     folder = tmp_path / "set"
     before = make({"old": write_texts(tmp_path / "old.jsonl", old)}, tokenizer, folder)

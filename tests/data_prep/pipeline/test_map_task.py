@@ -37,7 +37,7 @@ def test_where_near_duplicates_are_looked_for_every_document_is_signed(
 
 
 @pytest.mark.parametrize("near", [False, True])
-def test_of_a_file_damaged_at_its_end_nothing_is_kept(
+def test_no_document_of_a_file_damaged_at_its_end_is_kept(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path, near: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit_batches(monkeypatch, documents=10)

@@ -72,7 +72,7 @@ def test_more_shards_than_there_are_names_for_are_refused(
         (lambda values: values.update(train=NOTHING), "names no train shard"),
     ],
 )
-def test_what_nothing_can_be_added_to_is_refused(
+def test_an_addition_to_an_unusable_data_set_is_refused(
     small_shards: Path,
     small_corpus: Path,
     tokenizer: Tokenizer,

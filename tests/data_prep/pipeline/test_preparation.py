@@ -247,7 +247,7 @@ def test_with_a_valid_fraction_of_0_every_document_is_for_training(
         (["tiny"], "nothing is left of the inputs .1 too short."),
     ],
 )
-def test_a_corpus_of_which_nothing_is_left_is_an_error(
+def test_a_corpus_without_a_usable_document_is_an_error(
     texts: list[str], message: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     corpus = write_texts(tmp_path / "corpus.jsonl", texts)
@@ -280,7 +280,7 @@ def test_bad_input_stops_or_is_counted_by_reason(small_corpus: Path, tokenizer: 
     assert manifest.train.documents + manifest.valid.documents == len(read_texts(small_corpus)) + 1
 
 
-def test_what_is_left_of_a_corpus_says_what_to_loosen(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_an_empty_result_names_the_settings_to_loosen(tokenizer: Tokenizer, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": f"Text {n}.", "score": n % 3}) + "\n" for n in range(1_500)))
     for filters, reasons, fix in (
@@ -390,7 +390,7 @@ def test_a_full_disk_stops_clearly_and_the_same_command_ends_right(
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
-def test_a_language_field_that_no_document_has_and_unknown_languages_are_told_once(
+def test_a_missing_language_field_and_unknown_languages_are_reported_once(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make([small_corpus], tokenizer, tmp_path / "misspelt", "documents.language_field=lnag")
@@ -477,7 +477,7 @@ def test_a_folder_among_the_tokenizers_files_is_left_alone(small_corpus: Path, s
     }
 
 
-def test_what_a_killed_worker_left_is_not_kept_in_the_data_set(
+def test_files_of_a_killed_worker_are_removed_from_the_data_set(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     left = tmp_path / "out" / ".train-000001.tar.1-ab.partial"

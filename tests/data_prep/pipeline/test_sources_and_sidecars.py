@@ -230,7 +230,7 @@ def test_workers_and_order_change_no_byte(tokenizer: Tokenizer, tmp_path: Path, 
     assert made[0] == made[1]
 
 
-def test_an_addition_of_copies_alone_keeps_their_rows(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_an_addition_of_only_duplicates_keeps_their_rows(tokenizer: Tokenizer, tmp_path: Path) -> None:
     books = texts(40, 1)
     make(tokenizer, tmp_path / "out", [{"name": "books", "input": write(tmp_path, "books", books)}], documents=FIELDS)
     parent = open_dataset(tmp_path / "out").manifest
@@ -312,7 +312,7 @@ def test_a_source_has_fields_and_filters_of_its_own_or_those_of_the_documents(
     assert everything["filters"] == []
 
 
-def test_other_filters_of_a_source_have_its_units_alone_read_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_changed_filters_of_a_source_read_only_its_units_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
     web = {"name": "web", "input": write(tmp_path, "web", texts(40, 1))}
     wiki = {"name": "wiki", "input": write(tmp_path, "wiki", texts(40, 2))}
 
@@ -403,7 +403,7 @@ def test_an_addition_whose_source_passes_less_than_the_data_set_is_refused(
         ({"filters": [{"name": "metadata", "keeps": "score > 1"}]}, "filter-parameters"),
     ],
 )
-def test_a_wrong_filter_of_a_source_is_told_with_the_source(
+def test_a_wrong_filter_of_a_source_is_reported_with_the_source(
     tokenizer: Tokenizer, tmp_path: Path, own: dict[str, Any], code: str
 ) -> None:
     sources = [{"name": "web", "input": write(tmp_path, "web", texts(9, 1)), **own}]

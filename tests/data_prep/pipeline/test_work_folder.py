@@ -123,7 +123,7 @@ def test_an_addition_waits_for_a_removal_that_is_not_finished(
     assert (tmp_path / "train-000009.tar").exists()
 
 
-def test_work_that_stopped_at_bad_input_goes_on_where_such_input_is_to_be_left_out(
+def test_work_stopped_at_bad_input_continues_with_the_policy_skip(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     corpus, output = tmp_path / "*.jsonl", tmp_path / "out"
@@ -143,7 +143,7 @@ def test_work_that_stopped_at_bad_input_goes_on_where_such_input_is_to_be_left_o
     assert files_of(output) == files_of(tmp_path / "whole")
 
 
-def test_work_of_which_no_unit_was_done_binds_nobody(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_work_without_a_finished_unit_can_be_replaced(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_bytes(small_corpus.read_bytes().replace(b'"text":', b'"content":'))
     output = str(tmp_path / "out")
 
@@ -168,7 +168,7 @@ def test_skipped_input_does_not_become_an_error_on_the_way(
 
 
 @pytest.mark.parametrize("name", [".plan.json", ".work/ranges.json", "unit", "done"])
-def test_damaged_work_is_told_and_becomes_no_data_set(
+def test_damaged_work_is_reported_and_becomes_no_data_set(
     plan: Planned,
     whole: dict[str, bytes],
     name: str,

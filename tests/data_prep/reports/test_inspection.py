@@ -95,6 +95,6 @@ def test_an_id_is_hexadecimal(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "xyz", "f" * 17, "-1", "12 ", "b3", "f" * 15, "0x" + "f" * 14, "f" * 16 + "\n"])
-def test_what_is_no_id_is_refused(text: str) -> None:
+def test_an_invalid_document_id_is_refused(text: str) -> None:
     with pytest.raises(UsageError, check=coded("malformed-document-id")):
         parse_document_id(text)

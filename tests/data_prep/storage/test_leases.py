@@ -148,7 +148,7 @@ def test_a_holder_that_was_killed_on_this_machine_blocks_nobody(folder: str) -> 
 
 @pytest.mark.long
 @pytest.mark.spawn
-def test_a_holder_elsewhere_is_watched_and_its_lease_taken_once_it_renews_no_more(
+def test_the_lease_of_another_machine_is_taken_when_it_is_no_longer_renewed(
     folder: str, s3_bucket: S3Bucket, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with another_process_holds(folder, "range-001-of-002", "another machine", 4.0) as holder:
@@ -214,7 +214,7 @@ def test_a_lease_that_cannot_be_renewed_in_time_is_lost(folder: str, s3_bucket: 
             proxy.faults.clear()
 
 
-def test_an_answer_that_is_lost_does_not_lock_its_own_holder_out(folder: str, s3_bucket: S3Bucket) -> None:
+def test_a_lost_answer_does_not_lock_out_the_holder_itself(folder: str, s3_bucket: S3Bucket) -> None:
     with run_proxy(s3_bucket.endpoint) as proxy:
         storage.configure({s3_bucket.url: {"endpoint_url": proxy.endpoint}})
         proxy.faults = [fault := Fault("lose_answer", times=2, concerns=lambda request: request.method == "PUT")]
@@ -223,7 +223,7 @@ def test_an_answer_that_is_lost_does_not_lock_its_own_holder_out(folder: str, s3
         assert fault.happened == 2 and s3_bucket.objects() == {}
 
 
-def test_a_folder_that_may_not_be_written_is_told_before_any_work(folder: str, s3_bucket: S3Bucket) -> None:
+def test_a_read_only_folder_is_reported_before_any_work(folder: str, s3_bucket: S3Bucket) -> None:
     with run_proxy(s3_bucket.endpoint) as proxy:
         storage.configure({s3_bucket.url: {"endpoint_url": proxy.endpoint}})
         writes = Fault("refuse", status=403, code="AccessDenied", concerns=lambda request: request.method == "PUT")
@@ -232,7 +232,7 @@ def test_a_folder_that_may_not_be_written_is_told_before_any_work(folder: str, s
             pass
 
 
-def test_a_lease_that_nobody_can_read_is_taken_once_it_stays_as_it_is(folder: str, short_leases: None) -> None:
+def test_an_unreadable_lease_is_taken_when_it_no_longer_changes(folder: str, short_leases: None) -> None:
     remote_files.write_bytes(f"{folder}/.lock.json", b"half of a le")
     with storage.hold_lock(folder) as lock:
         lock.check()

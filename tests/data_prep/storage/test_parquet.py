@@ -88,7 +88,7 @@ def test_units_hold_every_row_once_and_in_order(
     assert all(unit.whole == (len(units) == 1) for unit in units)
 
 
-def test_real_text_is_what_pandas_reads(tmp_path: Path, corpora: Path) -> None:
+def test_real_text_equals_a_whole_table_read(tmp_path: Path, corpora: Path) -> None:
     with gzip.open(corpora / "pack_small.jsonl.gz", "rt", encoding="utf-8") as file:
         expected = [json.loads(line)["text"] for line in file]
     path = write(tmp_path / "a.parquet", {"source": ["x"] * len(expected), "text": expected}, row_group_size=300)
@@ -129,7 +129,7 @@ def test_a_file_without_a_column_of_text_is_named_with_those_it_has(
     assert dropped(path) == {reason: 3}
 
 
-def test_of_two_columns_with_the_texts_name_none_is_chosen_in_silence(tmp_path: Path) -> None:
+def test_two_columns_with_the_name_of_the_text_are_refused(tmp_path: Path) -> None:
     columns = [pa.array(["a", "b"]), pa.array(["c", "d"])]
     path = write(tmp_path / "a.parquet", pa.Table.from_arrays(columns, names=["text", "text"]))
     with pytest.raises(BadInput, match="a.parquet has several columns 'text'"):
@@ -162,12 +162,12 @@ def test_a_bad_row_is_named_by_its_number_in_the_file_or_counted(
     assert "a.parquet: 1 left out, invalid UTF-8 (the first: row 202 is not UTF-8 (byte 0))" in told
 
 
-def test_a_column_of_nothing_but_null_is_counted(tmp_path: Path) -> None:
+def test_a_column_of_only_null_is_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"text": pa.nulls(4)})
     assert dropped(path) == {"missing field": 4}
 
 
-def test_a_text_over_the_limit_is_dropped_and_told_under_either_policy(
+def test_a_text_over_the_limit_is_dropped_and_reported_under_either_policy(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path / "a.parquet", {"text": ["é" * 50, "é" * 51, "x" * 500, "short"]})
@@ -252,7 +252,7 @@ def test_a_text_that_begins_like_a_parquet_file_is_read(tmp_path: Path) -> None:
     assert texts(tmp_path / "a.txt") == ["PAR1 is four bytes"]
 
 
-def test_the_digest_is_of_what_was_read_and_the_same_however_it_is_asked_for(tmp_path: Path) -> None:
+def test_reading_and_asking_give_the_same_digest(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"id": list(range(200)), "text": TEXTS}, row_group_size=50)
     digests = {}
     for unit in units_of(path, unit_bytes=1):
@@ -349,7 +349,7 @@ def test_a_compressed_file_is_one_unit_and_one_cut_short_is_damaged(
 
 
 @pytest.mark.parametrize("compression", [name for name in COMPRESS if name])
-def test_compressed_nothing_holds_no_document(tmp_path: Path, compression: str) -> None:
+def test_an_empty_compressed_file_holds_no_document(tmp_path: Path, compression: str) -> None:
     path = tmp_path / f"a.parquet{compression}"
     for data in (b"", COMPRESS[compression](b"")):
         path.write_bytes(data)

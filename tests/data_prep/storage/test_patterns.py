@@ -65,7 +65,7 @@ def test_a_folder_that_matches_and_would_be_left_out_is_refused(
     assert "warning: input *.json matches 1 empty folder: empty.json" in capsys.readouterr().err
 
 
-def test_a_link_to_nothing_is_refused(folder: Path) -> None:
+def test_a_broken_link_is_refused(folder: Path) -> None:
     os.symlink("unmounted/x", "x.jsonl")
     for pattern in ("x.jsonl", "*.jsonl"):
         with pytest.raises(UsageError, match="x.jsonl is a link to unmounted/x, which cannot be reached"):
@@ -79,7 +79,7 @@ def test_a_pipe_is_refused(folder: Path) -> None:
             storage.matches(pattern)
 
 
-def test_links_back_to_a_folder_above_are_not_followed_and_others_are(folder: Path, tmp_path: Path) -> None:
+def test_links_are_followed_except_those_to_a_parent_folder(folder: Path, tmp_path: Path) -> None:
     for name in ("deep/loop", "deep/er/loop", "deep/er/again"):
         os.symlink(folder / "deep", name)
     elsewhere = tmp_path.with_name(f"{tmp_path.name}-elsewhere")
@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_read_is_an_error(folder: Path, monkeypatch: pyt
     assert storage.matches("*.jsonl") == ["a.jsonl", "b.jsonl"]
 
 
-def test_a_folder_found_by_a_wildcard_that_may_not_be_entered_is_told_of(
+def test_a_folder_that_a_wildcard_cannot_enter_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder / "other" / "c.jsonl")

@@ -72,7 +72,7 @@ def test_an_object_store_reads_back_what_was_written(s3_bucket: S3Bucket) -> Non
     assert storage.stamp(url) != before
 
 
-def test_what_another_process_writes_and_removes_is_seen_at_once(s3_bucket: S3Bucket) -> None:
+def test_writes_and_removals_of_other_processes_are_seen_at_once(s3_bucket: S3Bucket) -> None:
     folder = f"{s3_bucket.url}/folder"
     client = make_client(s3_bucket.endpoint)
     assert not storage.exists(f"{folder}/a") and storage.list_names(folder) == []
@@ -82,7 +82,7 @@ def test_what_another_process_writes_and_removes_is_seen_at_once(s3_bucket: S3Bu
     assert not storage.exists(f"{folder}/a") and storage.list_names(folder) == []
 
 
-def test_a_folder_is_removed_with_all_in_it_and_nothing_beside_it(s3_bucket: S3Bucket) -> None:
+def test_removing_a_folder_keeps_its_siblings(s3_bucket: S3Bucket) -> None:
     for key in ("work/a", "work/deep/b", "work-not/c", "d"):
         storage.write_bytes(f"{s3_bucket.url}/{key}", b"x")
     storage.remove(f"{s3_bucket.url}/work")
@@ -139,7 +139,7 @@ def test_a_store_that_is_silent_is_asked_again(s3_bucket: S3Bucket, proxy: Fault
     assert s3_bucket.objects() == {"a": b"abc"}
 
 
-def test_a_block_that_breaks_off_is_fetched_again_alone(
+def test_only_a_broken_block_is_fetched_again(
     s3_bucket: S3Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_reader, "LARGEST_BLOCK_BYTES", MIB)
@@ -191,7 +191,7 @@ def test_a_store_that_is_down_for_good_ends_in_a_clear_stop(
     ("status", "code", "message"),
     [(403, "AccessDenied", "permission denied"), (404, "NoSuchBucket", "there is no such bucket")],
 )
-def test_what_stays_refused_fails_at_once(
+def test_a_refusal_that_lasts_fails_at_once(
     status: int, code: str, message: str, s3_bucket: S3Bucket, proxy: FaultProxy
 ) -> None:
     proxy.faults = [Fault("refuse", status=status, code=code)]
@@ -371,7 +371,7 @@ def test_profiles_and_endpoints_are_used(
     assert proxy.requests and s3_bucket.objects() == {"a": b"abc"}
 
 
-def test_a_profile_or_an_option_that_is_not_there_is_told(s3_bucket: S3Bucket) -> None:
+def test_an_unknown_profile_or_option_is_reported(s3_bucket: S3Bucket) -> None:
     storage.configure({s3_bucket.url: {"profile": "nobody"}})
     with pytest.raises(UserError, match=r"nobody"):
         storage.exists(f"{s3_bucket.url}/a")
@@ -448,7 +448,7 @@ def test_a_web_server_with_and_one_without_ranges_are_read_alike(
         assert storage.read_bytes(url) == DATA and storage.size(url) == len(DATA)
 
 
-def test_what_a_web_server_cannot_do_is_told(plain_web: str, proxy: FaultProxy) -> None:
+def test_an_operation_that_a_web_server_lacks_is_reported(plain_web: str, proxy: FaultProxy) -> None:
     assert not storage.exists(f"{plain_web}/never")
     with pytest.raises(UsageError, check=coded("pattern-of-web-addresses")):
         storage.matches(f"{plain_web}/*.txt")

@@ -24,7 +24,7 @@ class Store:
         return "done"
 
 
-def test_a_broken_connection_is_tried_again_and_told(
+def test_a_broken_connection_is_retried_and_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.01)
@@ -34,7 +34,7 @@ def test_a_broken_connection_is_tried_again_and_told(
     assert len(lines) == 2 and lines[0].startswith("s3://a/b answers with a broken connection; retrying in 0.0")
 
 
-def test_what_fails_for_good_is_tried_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_permanent_failure_is_not_retried(capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(PermissionError("no"))
     with pytest.raises(PermissionError):
         retries.with_retries("s3://a/b", "read", store)

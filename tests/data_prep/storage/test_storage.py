@@ -67,7 +67,7 @@ def test_threads_may_write_the_same_file_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_a_source_that_cannot_be_read_is_not_told_as_the_place_that_is_written(tmp_path: Path, remote: bool) -> None:
+def test_an_unreadable_source_is_not_reported_as_the_written_file(tmp_path: Path, remote: bool) -> None:
     target, source = "memory://bucket/target" if remote else str(tmp_path / "target"), tmp_path / "gone.bin"
     with pytest.raises(UserError) as caught, storage.local_write(target) as partial:
         shutil.copyfile(source, partial)
@@ -97,7 +97,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_is_told_and_the_same_call_works_once_there_is_space(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_and_the_same_call_works_with_space(small_disk: Path) -> None:
     storage.write_bytes(small_disk / "other", bytes(800_000))
     with pytest.raises(
         UserError, match="file.bin cannot be written: No space left on device", check=coded("unwritable-file")
@@ -123,7 +123,7 @@ def test_a_full_disk_of_temporary_files_stops_an_upload(
     assert s3_bucket.objects() == {"a": b"abc"}
 
 
-def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     (tmp_path / f".train-000000.tar.77-abcd{storage.PARTIAL_SUFFIX}").write_text("half")
     (tmp_path / "train-000001.tar").write_text("whole")
     storage.remove_unfinished(tmp_path)

@@ -122,7 +122,7 @@ def test_secrets_of_earlier_options_stay_hidden() -> None:
     ("options", "message"),
     [({"s3": {}}, "'s3' of storage_options is not a URL prefix"), ({"s3://": 3}, "not a mapping")],
 )
-def test_what_is_no_option_is_refused(options: dict, message: str) -> None:
+def test_invalid_storage_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message, check=coded("invalid-storage-options")):
         storage_options.configure(options)
 

@@ -100,7 +100,7 @@ def test_one_line_break_parts_no_paragraphs(break_: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "also"), [(1, set()), (2, {0x200B})])
-def test_white_space_is_what_python_calls_so_and_the_metaspace(version: int, also: set[int]) -> None:
+def test_white_space_is_that_of_python_and_the_metaspace(version: int, also: set[int]) -> None:
     listed = {number for first, last in RULES[version].white_space for number in range(first, last + 1)}
     assert listed == {number for number in range(0x110000) if chr(number).isspace()} | {0x2581} | also
     removed = {number for first, last in RULES[version].removed for number in range(first, last + 1)}
@@ -125,7 +125,7 @@ def test_every_format_character_is_removed_separates_words_is_visible_or_shapes_
         assert normalize(f"x{chr(number)}y", normalization) == expected, hex(number)
 
 
-def test_version_1_keeps_what_it_kept() -> None:
+def test_version_1_of_the_normalization_is_unchanged() -> None:
     first = Normalization(version=1)
     assert normalize("x\u200by e\u200b\u0301", first) == " xy \u00e9"
     for kept in "\u061c\u2061\u2064\u206a\u206f\U0001bca0\U0001d17a\U000e0001":
@@ -188,7 +188,7 @@ def test_characters_that_stay_compose_with_no_others(form: Literal["NFC", "NFKC"
 @given(text=TRICKY)
 @example(text="\u4f60\u597d ABC\u2019s \u201cI\u201d \u03c2 \u2460 \u00df")
 @example(text="\u4f60 \u03a3\u03a3 \u0130I")
-def test_the_short_way_gives_what_the_thorough_one_gives(normalization: Normalization, text: str) -> None:
+def test_the_fast_path_equals_the_slow_path(normalization: Normalization, text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cleaning, "_is_plain", lambda data, normalization: False)
         expected = clean(text, normalization)
@@ -214,7 +214,7 @@ def test_a_text_that_was_taken_can_be_cleaned_again() -> None:
     assert once.count("\u0308") == MAX_MARKS - 1 and normalize(once, PLAIN) == once
 
 
-def test_what_is_removed_parts_no_row_and_makes_none() -> None:
+def test_removed_characters_neither_break_nor_lengthen_rows_of_marks() -> None:
     assert has_too_many_marks("e" + "\u0301\u200b\x00" * (MAX_MARKS + 1))
     assert not has_too_many_marks("e\u0301" + "\u200b\x00" * 5_000 + "\u0301")
     assert normalize("e\u0301" + "\u200b\x00" * 5_000, PLAIN) == " \u00e9"

@@ -57,7 +57,7 @@ def test_a_digit_may_begin_the_sentence_after_a_chinese_full_stop(stop: str, lan
     assert len(sentences([f"\u4ed6\u8bf4\u300c{first}{second}\u300d"], language)) == 1, "as with other quotations"
 
 
-def test_nothing_has_no_sentences() -> None:
+def test_an_empty_text_has_no_sentences() -> None:
     assert sentence_starts([], "en") == []
 
 
@@ -78,7 +78,7 @@ def test_known_languages_are_taken(language: str) -> None:
 
 
 @pytest.mark.parametrize("language", ["", "english", "xx", "../x", "qqq"])
-def test_an_unknown_language_is_a_usage_error_that_says_what_to_write(language: str) -> None:
+def test_an_unknown_language_is_a_usage_error_with_a_suggestion(language: str) -> None:
     with pytest.raises(UsageError, match="ISO 639 code"):
         check_language(language)
 

@@ -112,7 +112,7 @@ def test_special_tokens_of_other_names_come_from_the_configuration(folder, tmp_p
     assert Tokenizer.load(copy).special_tokens == Tokenizer.load(folder).special_tokens
 
 
-def test_what_a_piece_stands_for_adds_up_to_the_text(folder):
+def test_the_bytes_of_the_pieces_add_up_to_the_text(folder):
     tokenizer = Tokenizer.load(folder)
     text = "The old river crossed the bridge, however it rained."
     ids = tokenizer.encode_text(text)
@@ -135,7 +135,7 @@ def test_a_long_text_is_encoded_in_pieces_with_the_same_ids_and_places(folder, t
     assert np.array_equal(whole.ids, in_pieces.ids) and np.array_equal(whole.stops, in_pieces.stops)
 
 
-def test_the_fingerprint_is_of_what_decides_the_ids(folder, tmp_path):
+def test_the_fingerprint_covers_everything_that_decides_the_ids(folder, tmp_path):
     fingerprint = Tokenizer.load(folder).fingerprint
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "again")
     assert Tokenizer.load(tmp_path / "again").fingerprint == fingerprint
@@ -167,7 +167,7 @@ def test_a_tokenizer_that_cannot_serve_is_refused_with_the_reason(texts, tmp_pat
         Tokenizer.load(path)
 
 
-def test_a_folder_with_a_vocabulary_alone_is_no_tokenizer(tmp_path):
+def test_a_folder_with_only_a_vocabulary_is_refused(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n")
     with pytest.raises(UserError, check=coded("incomplete-tokenizer")):
         Tokenizer.load(tmp_path)

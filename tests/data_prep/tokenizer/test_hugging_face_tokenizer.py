@@ -137,7 +137,7 @@ def test_a_changed_tokenizer_json_is_refused_naming_the_text(
         check_parity(folder, TEXT)
 
 
-def test_the_files_can_be_written_elsewhere_with_a_length(
+def test_the_files_can_be_written_to_another_folder_with_a_length(
     both: tuple[Tokenizer, PreTrainedTokenizerBase], tmp_path: Path
 ) -> None:
     tokenizer, _ = both

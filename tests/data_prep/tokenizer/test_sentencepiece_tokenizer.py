@@ -58,7 +58,7 @@ def test_every_word_begins_with_the_metaspace_the_first_too(made_up_tokenizer: T
     assert made_up_tokenizer.pieces[once[0]].startswith("\u2581")
 
 
-def test_nothing_has_no_ids(made_up_tokenizer: Tokenizer) -> None:
+def test_an_empty_text_has_no_ids(made_up_tokenizer: Tokenizer) -> None:
     assert len(made_up_tokenizer.encode("")) == 0
     assert [len(ids) for ids in made_up_tokenizer.encode_many(["", " a", ""])] == [
         0,

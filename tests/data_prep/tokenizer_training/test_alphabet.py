@@ -59,7 +59,7 @@ def test_printable_ascii_is_written_down() -> None:
     ],
     ids=str,
 )
-def test_required_is_what_normalized_text_can_hold(normalization: Normalization, missing: str) -> None:
+def test_the_required_characters_are_those_of_normalized_text(normalization: Normalization, missing: str) -> None:
     assert required_characters(normalization) == {"\u2581", *PRINTABLE_ASCII} - set(missing)
 
 

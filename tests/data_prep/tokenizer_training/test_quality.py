@@ -91,7 +91,7 @@ def test_a_report_of_an_earlier_release_lists_none(folder: Path) -> None:
     assert not any(line.startswith("without a token") for line in lines)
 
 
-def test_a_corpus_too_small_to_hold_any_out_is_measured_on_what_was_learned_and_says_so(tmp_path: Path) -> None:
+def test_a_corpus_too_small_to_hold_out_is_measured_on_its_training_text(tmp_path: Path) -> None:
     sample, counts = TrainingSample(100_000, 0), CorpusCounts()
     for text in ENGLISH:
         sample.add([text], "books", "en")
@@ -132,7 +132,7 @@ def test_a_language_of_which_nothing_was_held_out_has_no_figures(folder: Path) -
     assert row.split() == ["pt", "-", "-", "-", "-", "-", "25.00%", "50.00%"]
 
 
-def test_a_folder_without_a_report_has_none_and_a_damaged_one_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_report_is_none_and_a_damaged_one_is_reported(folder: Path, tmp_path: Path) -> None:
     assert read_report(tmp_path) is None
     (tmp_path / REPORT_NAME).write_bytes((folder / REPORT_NAME).read_bytes()[:-30])
     with pytest.raises(UserError, match="tokenizer_report.json is damaged"):

@@ -100,7 +100,7 @@ def test_the_sample_is_that_of_the_texts_at_hand(tmp_path: Path) -> None:
     assert list(lines_of(drawn(config, tmp_path / "work")[0].texts())) == list(lines_of(direct.texts()))
 
 
-def test_tempering_raises_the_small_and_the_shares_are_told(tmp_path: Path) -> None:
+def test_tempering_raises_small_sources_and_reports_the_shares(tmp_path: Path) -> None:
     files = {"large": [write(tmp_path, "large.jsonl", LARGE)], "small": [write(tmp_path, "small.jsonl", SMALL)]}
     shares = []
     for alpha in (1.0, 0.5, 0.0):
@@ -134,9 +134,7 @@ def test_languages_come_from_the_document_then_the_source(tmp_path: Path) -> Non
     ]
 
 
-def test_a_damaged_file_gives_nothing_and_is_named_or_ends_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_is_skipped_by_name_or_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = write(tmp_path, "good.jsonl", SMALL)
     damaged = Path(write(tmp_path, "damaged.jsonl.gz", LARGE))
     damaged.write_bytes(damaged.read_bytes()[:-2_000])
@@ -154,7 +152,7 @@ def test_a_damaged_file_gives_nothing_and_is_named_or_ends_the_run(
 
 @pytest.mark.long
 @pytest.mark.parametrize("by", ["source", "language"])
-def test_a_source_of_damaged_files_alone_gives_nothing(tmp_path: Path, by: str) -> None:
+def test_a_source_of_only_damaged_files_gives_no_text(tmp_path: Path, by: str) -> None:
     good = write(tmp_path, "good.jsonl", SMALL)
     lines = [{"text": text, "lang": "fr"} for text in LARGE * 20]  # enough for documents before the damage is met
     damaged = Path(write(tmp_path, "damaged.jsonl.gz", lines))
@@ -170,7 +168,7 @@ def test_a_source_of_damaged_files_alone_gives_nothing(tmp_path: Path, by: str) 
     assert sum(counts.dropped.values()) == 1
 
 
-def test_what_preparation_drops_is_not_learned_from_and_counted(tmp_path: Path) -> None:
+def test_documents_that_preparation_drops_are_counted_and_not_learned_from(tmp_path: Path) -> None:
     lines = ["\x00 \n", "short", "just right, this", "x" * 100]
     config = sampled_from(
         {"a": [write(tmp_path, "a.jsonl", lines)]},
@@ -181,7 +179,7 @@ def test_what_preparation_drops_is_not_learned_from_and_counted(tmp_path: Path) 
     assert counts.dropped == {("a", "empty"): 1, ("a", "too short"): 1, ("a", "too long"): 1}
 
 
-def test_later_units_write_only_what_may_still_be_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_units_write_only_candidates_for_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     original = sampling.sample_unit
 

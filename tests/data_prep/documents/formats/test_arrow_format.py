@@ -144,7 +144,7 @@ def test_feather_is_an_arrow_file(tmp_path: Path) -> None:
         read(tmp_path / "old.feather")
 
 
-def test_what_is_no_arrow_or_has_no_such_column_is_named(tmp_path: Path) -> None:
+def test_other_formats_and_missing_columns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     path.write_bytes(b'{"text": "x"}\n')
     with pytest.raises(BadInput, check=coded("wrong-ending")):

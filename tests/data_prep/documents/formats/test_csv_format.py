@@ -118,7 +118,9 @@ cells = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0
 
 @pytest.mark.long
 @given(rows=st.lists(st.tuples(cells, cells), max_size=5))
-def test_whatever_is_written_is_read(rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_rows_written_by_the_csv_module_read_back_the_same(
+    rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("csv") / "a.csv"
     written = io.StringIO()
     csv.writer(written).writerows([("text", "id"), *rows])

@@ -155,7 +155,7 @@ def test_an_installed_format_is_found_by_its_entry_point(folder: Path) -> None:
     assert [document.text for document in read(folder / "a.pairs")] == ["One."]
 
 
-def test_what_goes_wrong_names_file_and_document(folder: Path) -> None:
+def test_a_failing_format_names_file_and_document(folder: Path) -> None:
     path, formats = folder / "a.pairs", {".pairs": "own_formats:read"}
     path.write_bytes(b"first\nOne.\nnone\nTwo.\n")
     with pytest.raises(BadInput, match=r"a.pairs document 2 is int", check=coded("no-object")):
@@ -182,7 +182,7 @@ def test_what_goes_wrong_names_file_and_document(folder: Path) -> None:
         ("e", "own_formats.py:24.*KeyError"),
     ],
 )
-def test_what_a_class_or_an_object_of_it_gives_is_checked(folder: Path, content: str, what: str) -> None:
+def test_documents_of_a_format_class_or_object_are_checked(folder: Path, content: str, what: str) -> None:
     (folder / "a.pairs").write_text(content)
     for name in ("Wrong", "ready"):
         with pytest.raises(UserError, match=rf"{what}.* on .*a.pairs, document 2", check=coded("format-failed")):
