@@ -14,6 +14,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from tests.support.data_prep_command import files_of
+from tests.support.error_codes import coded
 from tests.support.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE, TRACE, members, whole_record
 from tests.support.living_data_sets import records_by_key
 
@@ -34,7 +35,7 @@ def test_a_hostile_tar_is_refused(
     before = files_of(tmp_path)
     tracemalloc.start()
     try:
-        with pytest.raises(UserError, match="evil.tar"):
+        with pytest.raises(UserError, match="evil.tar", check=coded("damaged-shard")):
             records_by_key(folder / "evil.tar")
         assert tracemalloc.get_traced_memory()[1] < BOMB_BYTES // 4
     finally:

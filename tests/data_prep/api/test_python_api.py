@@ -120,7 +120,7 @@ def test_prepare_writes_the_bytes_of_the_command(
         small_corpus, tokenizer=small_tokenizer, output=tmp_path / "api", config=SETTINGS, num_workers=1
     )
     assert again.manifest == dataset.manifest
-    with pytest.raises(UserError, match="min_shards"):
+    with pytest.raises(UserError, match="min_shards", check=coded("other-preparation")):
         data_prep.prepare(small_corpus, tokenizer=small_tokenizer, output=tmp_path / "api", num_workers=1)
 
 

@@ -237,8 +237,8 @@ def test_nested_settings_are_flat_under_dotted_names():
 
 def test_aliases_that_repeat_too_much_are_refused_and_others_are_read(tmp_path):
     lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 7)]
-    with pytest.raises(UsageError, match="aliases repeat too much"):
+    with pytest.raises(UsageError, check=coded("invalid-yaml")):
         read_yaml(written(tmp_path, "\n".join(["a0: &a0 [1]", *lines])))
-    with pytest.raises(UsageError, match="aliases repeat too much"):
+    with pytest.raises(UsageError, check=coded("invalid-yaml")):
         read_yaml(written(tmp_path, "a: &a [1, *a]"))
     assert read_yaml(written(tmp_path, "\n".join(["a0: &a0 [1]", lines[0]]))) == {"a0": [1], "a1": [[1]] * 10}

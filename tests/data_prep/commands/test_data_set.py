@@ -41,7 +41,7 @@ def test_without_a_configuration_nothing_is_set() -> None:
 
 def test_a_configuration_with_a_mistake_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus.yaml").write_text("storage_option: {}\n")
-    with pytest.raises(UsageError, match="storage_option"):
+    with pytest.raises(UsageError, match="storage_option", check=coded("unknown-setting")):
         opened("data/shards", "--config", str(tmp_path / "corpus.yaml"))
 
 

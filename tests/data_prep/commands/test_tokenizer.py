@@ -101,7 +101,7 @@ def test_symbols_and_unknown_characters_by_overrides(small_corpus: Path, tmp_pat
     assert made.pieces[5:7] == ["<sep>", "@user"] and made.vocab_size == 500
     report = read_report(tmp_path / "out")
     assert report is not None and report.everything.byte_tokens == 0
-    with pytest.raises(UsageError, match="'a b'"):
+    with pytest.raises(UsageError, match="'a b'", check=coded("invalid-setting")):
         run("--input", small_corpus, "--output", tmp_path / "other", "tokenizer.user_symbols=[a b]")
 
 
@@ -203,7 +203,7 @@ def test_the_whole_multilingual_pack_agrees_with_hugging_face(corpora: Path, tmp
 def test_a_new_training_that_fails_leaves_the_tokenizer_that_is_there(small_corpus: Path, tmp_path: Path) -> None:
     arguments = ["--input", small_corpus, "--output", tmp_path / "out", "--workers", 1]
     run(*arguments, "--vocab-size", 600)
-    with pytest.raises(UsageError, match="900,?000"):
+    with pytest.raises(UsageError, match="900,?000", check=coded("vocab-size-out-of-range")):
         run(*arguments, "--vocab-size", 900_000, "--fresh")
     assert Tokenizer.load(tmp_path / "out").vocab_size == 600
 

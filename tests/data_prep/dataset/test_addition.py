@@ -50,7 +50,7 @@ def test_an_impossible_document_count_is_refused(folder: Path) -> None:
     more = 2**62 - values["train"]["shards"][0]["documents"]
     values["train"]["shards"][0]["documents"] += more
     values["train"]["documents"] += more
-    with pytest.raises(UserError, match="counts other documents"):
+    with pytest.raises(UserError, check=coded("damaged-index")):
         known_ids(str(folder), Manifest.model_validate(values).shards)
 
 
@@ -139,7 +139,7 @@ def test_a_grown_manifest_joins_both_manifests(original: Path, texts: list[str],
     assert config_of_source(grown, "east") == addition.config
     assert config_of_source(grown, "north") == parent.config
     assert config_of_source(grown, "west") is None
-    with pytest.raises(UsageError, match="'east' is in the data set already"):
+    with pytest.raises(UsageError, match="'east'", check=coded("source-name-taken")):
         check_source_names(grown, ["west", "east"])
 
 
@@ -171,7 +171,7 @@ def test_a_removal_that_was_stopped_ends_before_an_addition(
 ) -> None:
     with pytest.raises(KeyboardInterrupt), stopped_after(0, "manifest-*.json"):
         remove(folder, source="south")
-    with pytest.raises(UserError, match="holds unfinished work of the command 'remove'"):
+    with pytest.raises(UserError, match="'remove'", check=coded("unfinished-work")):
         make_data_set(folder, {"east": texts[120:]}, small_tokenizer, add=True)
     remove(folder, source="south")
     manifest = make_data_set(folder, {"east": texts[120:]}, small_tokenizer, add=True)

@@ -187,7 +187,7 @@ def test_an_unfinished_removal_of_something_else_is_not_mixed_up(folder: Path) -
     with pytest.raises(KeyboardInterrupt), stopped_after(0, "manifest-*.json"):
         remove(folder, source="south")
     assert (folder / "train-000004.tar").exists() and problems_of(folder) == []
-    with pytest.raises(UserError, match="holds an unfinished removal of source 'south'"):
+    with pytest.raises(UserError, match="'south'", check=coded("unfinished-work")):
         remove(folder, source="east")
     manifest, _ = remove(folder, source="east", fresh=True)
     assert manifest.removed_sources == {"east"} and len(contents(folder)) == 150
@@ -198,7 +198,7 @@ def test_a_damaged_removal_is_reported_and_discarded_with_fresh(folder: Path) ->
     (folder / ".removal").mkdir()
     for damage in ("[]", "{}", "", '{"parent": 3}'):
         (folder / ".removal" / "plan.json").write_text(damage)
-        with pytest.raises(UserError, match=r"plan.json is damaged.*--fresh"):
+        with pytest.raises(UserError, match="plan.json", check=coded("damaged-work-file")):
             remove(folder, source="south")
     manifest, _ = remove(folder, source="south", fresh=True)
     assert manifest.removed_sources == {"south"} and not (folder / ".removal").exists()
@@ -217,7 +217,7 @@ def test_a_removal_that_another_command_overtook_begins_anew(folder: Path) -> No
 
 def test_unfinished_shards_are_not_removed_from(folder: Path) -> None:
     (folder / ".work").mkdir()
-    with pytest.raises(UserError, match="holds unfinished work of the command 'shards'"):
+    with pytest.raises(UserError, match="'shards'", check=coded("unfinished-work")):
         remove(folder, source="south")
 
 

@@ -19,6 +19,7 @@ from data_prep.base.errors import UserError
 from data_prep.dataset.shard_index import read_index
 from data_prep.dataset.shards import Record, index_of, read_records, write_shard
 from data_prep.storage import storage
+from tests.support.error_codes import coded
 from tests.support.living_data_sets import ShardRecord
 
 
@@ -135,7 +136,7 @@ def test_an_index_that_does_not_add_up_is_refused(tmp_path: Path, shard: ShardRe
     storage.write_bytes(tmp_path / shard.index.name, data)
     sha256 = storage.sha256_of(tmp_path / shard.index.name)
     forged = shard.model_copy(update={"index": shard.index.model_copy(update={"sha256": sha256})})
-    with pytest.raises(UserError, match="do not add up"):
+    with pytest.raises(UserError, check=coded("damaged-index")):
         read_index(str(tmp_path), forged)
 
 
@@ -189,7 +190,7 @@ _BOMB = _npy(np.zeros(1, np.uint16)).replace(b"(1,)", b"(9999999999,)".ljust(4))
 )
 def test_a_tar_that_is_no_shard_is_refused(tmp_path: Path, members: list[tuple[str, bytes | None]]) -> None:
     path = _tar(tmp_path / "evil.tar", members)
-    with pytest.raises(UserError, match="evil.tar"):
+    with pytest.raises(UserError, match="evil.tar", check=coded("damaged-shard")):
         list(read_records(path))
     assert [file.name for file in tmp_path.iterdir()] == ["evil.tar"]
 
@@ -197,7 +198,7 @@ def test_a_tar_that_is_no_shard_is_refused(tmp_path: Path, members: list[tuple[s
 def test_a_tar_cut_short_is_refused(tmp_path: Path, shard: ShardRecord) -> None:
     path = tmp_path / shard.name
     path.write_bytes(path.read_bytes()[:4800])
-    with pytest.raises(UserError, match="train-000003.tar"):
+    with pytest.raises(UserError, match="train-000003.tar", check=coded("damaged-shard")):
         list(read_records(path))
 
 

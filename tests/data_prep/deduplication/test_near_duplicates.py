@@ -316,7 +316,7 @@ def test_no_flipped_bit_and_no_torn_file_of_pairs_drops_other_documents(tmp_path
     for place in range(0, len(written), 41):
         for changed in (written[:place], written[:place] + bytes([written[place] ^ 2]) + written[place + 1 :]):
             path.write_bytes(changed)
-            with pytest.raises(UserError, match=r"pairs is damaged.*--fresh"):
+            with pytest.raises(UserError, check=coded("damaged-work-file")):
                 found(tmp_path, files)
 
 

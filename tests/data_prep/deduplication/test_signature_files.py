@@ -92,13 +92,13 @@ def test_no_file_is_published_when_reading_documents_fails(tmp_path: Path) -> No
 def test_a_cut_off_file_is_refused(urls: list[str]) -> None:
     path = Path(urls[1])
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(UserError, match="damaged.*--fresh"):
+    with pytest.raises(UserError, match="damaged.*--fresh", check=coded("damaged-work-file")):
         SignatureFiles(urls, SETTINGS)
 
 
 @pytest.mark.parametrize("change", [{"ngram_tokens": 4}, {"num_hashes": 64}, {"threshold": 0.4}])
 def test_signatures_of_other_settings_are_not_compared(urls: list[str], change: dict) -> None:
-    with pytest.raises(UserError, match="cannot be compared"):
+    with pytest.raises(UserError, check=coded("signature-mismatch")):
         SignatureFiles(urls, SETTINGS.model_copy(update=change))
 
 
@@ -106,7 +106,7 @@ def test_signatures_of_another_version_of_rensa_are_not_compared(
     urls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signature_files, "ALGORITHM_VERSION", 99)
-    with pytest.raises(UserError, match="rensa"):
+    with pytest.raises(UserError, match="rensa", check=coded("signature-mismatch")):
         SignatureFiles(urls, SETTINGS)
 
 
@@ -130,5 +130,5 @@ def test_no_flipped_byte_is_read_as_if_it_had_been_written(urls: list[str]) -> N
             everything()
     for length in (0, 5, len(written) // 2, len(written) - 1):
         path.write_bytes(written[:length])
-        with pytest.raises(UserError, match="is damaged"):
+        with pytest.raises(UserError, check=coded("damaged-work-file")):
             everything()

@@ -169,7 +169,7 @@ def test_the_language_comes_from_its_field(tmp_path: Path) -> None:
     ]
     assert next(iter(DocumentReader(unit, DEFAULTS))) == Document("un")
     path.write_text('{"text": "d", "lang": 7}')
-    with pytest.raises(BadInput, match="a.jsonl line 1 has a number for 'lang', not text"):
+    with pytest.raises(BadInput, match="a.jsonl line 1.*'lang'", check=coded("not-text")):
         list(DocumentReader(*units_of(path), DocumentSettings(language_field="lang")))
 
 
@@ -248,7 +248,7 @@ def test_a_compressed_file_is_one_unit() -> None:
 
 def test_another_ending_is_a_usage_error() -> None:
     for name in ("report.pdf", "a.parquet.zip", "jsonl", "a.jsonl.zip", "https://h/a?name=x.jsonl"):
-        with pytest.raises(UsageError, match=f"input {re.escape(name.partition('?')[0])} has an unsupported file type"):
+        with pytest.raises(UsageError, match=re.escape(name.partition("?")[0]), check=coded("unsupported-file-type")):
             split_into_units(name, 1, 1, 0)
     assert file_format("s3://bucket/what?#1.jsonl") == (".jsonl", "")
 
@@ -406,7 +406,7 @@ def test_no_piece_of_a_binary_file_becomes_a_document(tmp_path: Path, name: str,
     (tmp_path / name).write_bytes(COMPRESS[".gz" if name.endswith(".gz") else ""](binary))
     blank_lines = DocumentSettings(txt_documents="blank_lines", on_bad_input=policy)
     for unit in units_of(tmp_path / name, blank_lines, 200):
-        with pytest.raises(BadInput, match=f"{name} is not text.*byte 8 of the file") as caught:
+        with pytest.raises(BadInput, match=f"{name}.*byte 8", check=coded("binary")) as caught:
             list(DocumentReader(unit, blank_lines))
         assert caught.value.spoils_file and caught.value.reason == "binary"
 
@@ -469,7 +469,7 @@ def test_json_that_is_not_one_object_a_line_says_so(tmp_path: Path, data: bytes,
     path = tmp_path / f"a.json{compression}"
     path.write_bytes(COMPRESS[compression](data))
     for unit in units_of(path, unit_bytes=100):
-        with pytest.raises(BadInput, match="JSON lines contain one object per line.*jq -c") as caught:
+        with pytest.raises(BadInput, match="jq -c", check=coded("invalid-json")) as caught:
             list(DocumentReader(unit, SKIP))
         assert caught.value.spoils_file and caught.value.reason == "invalid JSON"
 
@@ -499,7 +499,7 @@ def test_a_compressed_file_that_is_cut_short_spoils_all_of_it(
     data = COMPRESS[compression](lines.replace(b"\n", b"\n\n"))
     path = tmp_path / f"{name}{compression}"
     path.write_bytes(data[: len(data) * 2 // 3])
-    with pytest.raises(BadInput, match=f"{name}.*damaged or cut short at or before line ") as caught:
+    with pytest.raises(BadInput, match=name, check=coded("damaged-file")) as caught:
         read(path, DocumentSettings(on_bad_input=policy, txt_documents="blank_lines"))
     line = int(re.search(r"at or before line (\d+) ", str(caught.value))[1])  # type: ignore[index]
     assert len(read_lines_that_are_whole(path)) + 1 == line > (0 if compression == ".bz2" else 1000)
@@ -518,11 +518,9 @@ def test_a_file_that_is_not_what_its_ending_says_is_named(tmp_path: Path, compre
     plain, disguised = tmp_path / f"plain.jsonl{compression}", tmp_path / "disguised.jsonl"
     plain.write_bytes(json_lines(TEXTS))
     disguised.write_bytes(COMPRESS[compression](json_lines(TEXTS)))
-    with pytest.raises(BadInput, match="plain.jsonl.*is not .*-compressed"):
+    with pytest.raises(BadInput, match="plain.jsonl", check=coded("wrong-ending")):
         read(plain)
-    with pytest.raises(
-        BadInput, match=f"disguised.jsonl is .*-compressed.*rename it to end in {compression}"
-    ) as caught:
+    with pytest.raises(BadInput, match=f"disguised.jsonl.*{compression}", check=coded("wrong-ending")) as caught:
         read(disguised, SKIP)
     assert caught.value.spoils_file and caught.value.reason == "wrong ending"
     other = ".gz" if compression != ".gz" else ".zst"
@@ -565,7 +563,7 @@ def test_a_disk_that_fails_is_no_damage_of_the_file(
     path.write_bytes(COMPRESS[path.suffix if path.suffix in COMPRESS else ""](json_lines(TEXTS * 1000)))
     open_read = storage.open_read
     monkeypatch.setattr(storage, "open_read", lambda url: Failing(open_read(url)))
-    with pytest.raises(UserError, match=f"{name} cannot be read: .*Input/output error") as caught:
+    with pytest.raises(UserError, match=name, check=coded("unreadable-file")) as caught:
         read(path, DocumentSettings(on_bad_input=policy))
     assert not isinstance(caught.value, BadInput)
 

@@ -258,7 +258,7 @@ def test_a_data_set_without_stamps_is_compared_by_content_and_gets_them(
     for damage in (stamps.unlink, lambda: stamps.write_text("{}")):
         damage()
         same_size(corpus)
-        with pytest.raises(UserError, match=r"b\.jsonl has other content"):
+        with pytest.raises(UserError, match=r"b\.jsonl", check=coded("other-preparation")):
             plan_of(corpus, tokenizer).make(tmp_path / "out")
         path = corpus / "b.jsonl"
         path.write_bytes(data)
@@ -332,7 +332,7 @@ def test_an_addition_of_changed_inputs(corpus: Path, tokenizer: Tokenizer, tmp_p
     assert_as_fresh(output, tmp_path / "fresh", lambda folder: addition(folder).make(folder))
     verify(output)  # raises where a file is damaged
     more.write_bytes((corpus / "c.jsonl").read_bytes())
-    with pytest.raises(UserError, match=r"more\.jsonl has other content"):
+    with pytest.raises(UserError, match=r"more\.jsonl", check=coded("other-preparation")):
         addition(output).make(output)
 
 

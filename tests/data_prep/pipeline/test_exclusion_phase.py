@@ -12,6 +12,7 @@ from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest import Manifest
 from tests.support.data_prep_command import files_of
+from tests.support.error_codes import coded
 from tests.support.kill_points import stopped_after
 from tests.support.living_data_sets import records_of
 from tests.support.preparations import id_of, planned, prepared, write_texts
@@ -164,10 +165,10 @@ def test_the_same_addition_again_is_complete_and_another_of_its_name_refused(
     current = open_dataset(folder).manifest
     before = files_of(folder)
     assert add({"new": added}, tokenizer, folder) == current
-    with pytest.raises(UsageError, match="'old' is in the data set already"):
+    with pytest.raises(UsageError, match="'old'", check=coded("source-name-taken")):
         add({"old": added}, tokenizer, folder)
     write_texts(added, texts(9, 11))
-    with pytest.raises(UserError, match=r"new\.jsonl had 8501 bytes.*another name"):
+    with pytest.raises(UserError, match=r"new\.jsonl.*8501", check=coded("other-preparation")):
         add({"new": added}, tokenizer, folder)
     assert make({"old": tmp_path / "old.jsonl"}, tokenizer, folder) == current
     assert files_of(folder) == before
@@ -179,10 +180,10 @@ def test_an_addition_of_another_tokenizer_or_split_is_refused(
     folder = tmp_path / "set"
     parent = make({"old": write_texts(tmp_path / "old.jsonl", texts(30, 12))}, tokenizer, folder)
     added = write_texts(tmp_path / "new.jsonl", texts(9, 13))
-    with pytest.raises(UsageError, match="valid_fraction=0.3 and the existing data set has 0.2"):
+    with pytest.raises(UsageError, match="valid_fraction=0.3.*0.2", check=coded("other-valid-fraction")):
         planned({"new": added}, tokenizer, *OVERRIDES, "shards.valid_fraction=0.3", parent=parent)
     monkeypatch.setattr(tokenizer, "fingerprint", "f" * 64)
-    with pytest.raises(UserError, match=rf"fingerprint f{{64}}, .* was made with {parent.tokenizer.fingerprint}"):
+    with pytest.raises(UserError, match=f"f{{64}}.*{parent.tokenizer.fingerprint}", check=coded("other-tokenizer")):
         planned({"new": added}, tokenizer, *OVERRIDES, parent=parent)
 
 

@@ -15,6 +15,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest import Manifest
 from data_prep.pipeline.plan_changes import differences
 from tests.support.data_prep_command import files_of
+from tests.support.error_codes import coded
 from tests.support.kill_points import before_writing, stopped_after, stopped_before_removing
 from tests.support.preparations import Planned, planned
 
@@ -55,7 +56,7 @@ def test_an_input_in_the_output_folder_is_refused(small_corpus: Path, tokenizer:
     corpus = tmp_path / "out" / "raw" / "corpus.jsonl"
     corpus.parent.mkdir(parents=True)
     corpus.write_bytes(small_corpus.read_bytes())
-    with pytest.raises(UsageError, match="lies in the output folder"):
+    with pytest.raises(UsageError, check=coded("input-in-output")):
         make(corpus, tokenizer, tmp_path / "out")
     assert corpus.exists() and not (tmp_path / "out" / ".work").exists()
 
@@ -93,7 +94,7 @@ def test_work_whose_removal_was_cut_short_is_never_taken_for_another_plans(
         plan.make(output, fresh=True)
     assert list(output.glob(".work/map-*"))
     other = plan_of(small_corpus, tokenizer, "documents.min_document_characters=200")
-    with pytest.raises(UserError, match="documents.min_document_characters was 1 and is now 200"):
+    with pytest.raises(UserError, match="documents.min_document_characters.*1.*200", check=coded("other-preparation")):
         other.make(output)
 
 
@@ -104,7 +105,7 @@ def test_the_plan_that_a_run_killed_at_its_end_left_blocks_no_addition(
         plan.make(tmp_path)
     addition = plan_of({"more": small_corpus}, tokenizer, parent=tmp_path)
     (tmp_path / ".work").mkdir()
-    with pytest.raises(UserError, match="unfinished work of another preparation: the existing data set has"):
+    with pytest.raises(UserError, check=coded("other-preparation")):
         addition.make(tmp_path)
     (tmp_path / ".work").rmdir()
     assert addition.make(tmp_path).version == 2 and not (tmp_path / ".plan.json").exists()
@@ -118,7 +119,7 @@ def test_an_addition_waits_for_a_removal_that_is_not_finished(
     (tmp_path / "train-000009.tar").write_text("what the removal has written so far")
     addition = plan_of({"more": small_corpus}, tokenizer, parent=tmp_path)
     for fresh in (False, True):
-        with pytest.raises(UserError, match="unfinished work of the command 'remove'"):
+        with pytest.raises(UserError, match="'remove'", check=coded("unfinished-work")):
             addition.make(tmp_path, fresh=fresh)
     assert (tmp_path / "train-000009.tar").exists()
 
@@ -130,11 +131,11 @@ def test_work_stopped_at_bad_input_continues_with_the_policy_skip(
     (tmp_path / "sound.jsonl").write_bytes(small_corpus.read_bytes())
     (tmp_path / "broken.jsonl").write_text('{"text": "sound"}\nbroken\n')  # the smallest unit, so the last
     tolerant = "documents.on_bad_input=skip"
-    with pytest.raises(UserError, match="is not JSON"):
+    with pytest.raises(UserError, check=coded("invalid-json")):
         make(corpus, tokenizer, output)
     finished = {path.name for path in output.glob(".work/map-*")}
     assert len(finished) > 1
-    with pytest.raises(UserError, match="shards.seed was 0 and is now 1"):
+    with pytest.raises(UserError, match="shards.seed.*0.*1", check=coded("other-preparation")):
         make(corpus, tokenizer, output, tolerant, "shards.seed=1")
     with before_writing("map-*.sections", lambda: None) as then:
         make(corpus, tokenizer, output, tolerant)
@@ -150,10 +151,10 @@ def test_work_without_a_finished_unit_can_be_replaced(small_corpus: Path, tokeni
     def prepare(*overrides: str) -> None:
         make(tmp_path / "corpus.jsonl", tokenizer, output, *overrides)
 
-    with pytest.raises(UserError, match="no field 'text'"):
+    with pytest.raises(UserError, match="'text'", check=coded("missing-field")):
         prepare()
     prepare("documents.text_field=content")
-    with pytest.raises(UserError, match="holds the shards of another preparation"):
+    with pytest.raises(UserError, check=coded("other-preparation")):
         prepare()
 
 
@@ -163,7 +164,7 @@ def test_skipped_input_does_not_become_an_error_on_the_way(
     tolerant = plan_of(small_corpus, tokenizer, "documents.on_bad_input=skip")
     with pytest.raises(KeyboardInterrupt), stopped_after_reading():
         tolerant.make(tmp_path)
-    with pytest.raises(UserError, match='documents.on_bad_input was "skip" and is now "error"'):
+    with pytest.raises(UserError, match='documents.on_bad_input.*"skip".*"error"', check=coded("other-preparation")):
         plan.make(tmp_path)
 
 
@@ -186,7 +187,7 @@ def test_damaged_work_is_reported_and_becomes_no_data_set(
     flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
     for damaged in (flipped, b"", b"{}", b"0"):
         (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(UserError, match=f"{Path(name).name} is damaged.*--fresh"):
+        with pytest.raises(UserError, match=f"{Path(name).name}", check=coded("damaged-work-file")):
             plan.merge(tmp_path)
     assert not (tmp_path / "manifest.json").exists()
     plan.make(tmp_path, fresh=True)

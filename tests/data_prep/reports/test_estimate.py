@@ -248,7 +248,7 @@ def test_bad_input_in_the_sample_is_reported_or_counted_by_policy(
     bad = tmp_path / "bad.jsonl"
     bad.write_bytes(small_corpus.read_bytes() + b'{"text": 5}\n{"text": " "}\n')
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(small_corpus.read_bytes())[:3000])
-    with pytest.raises(UserError, match="bad.jsonl line 201"):
+    with pytest.raises(UserError, match="bad.jsonl line 201", check=coded("not-text")):
         estimate(plan_of(tokenizer, {"bad": [bad]}), tokenizer)
     sources = {"bad": [bad], "cut": [tmp_path / "cut.jsonl.gz"]}
     estimates = estimate(plan_of(tokenizer, sources, on_bad_input="skip"), tokenizer)

@@ -23,6 +23,7 @@ from data_prep.reports.plots import draw_plots
 from data_prep.reports.stats import EXACT_LENGTHS, LengthHistogram, Statistics, read_statistics
 from data_prep.reports.tables import stats_report
 from data_prep.storage import storage
+from tests.support.error_codes import coded
 from tests.support.hostile_shards import NAMES, NUM_COPIES, NUM_EMPTY, write_hostile_shards
 from tests.support.living_data_sets import records_of
 from tests.support.preparations import normalized
@@ -192,7 +193,7 @@ def test_token_counts_that_lack_a_split_are_named(shards: HostileShards, tmp_pat
     manifest = (tmp_path / "manifest.json").read_text(encoding="utf-8")
     manifest = manifest.replace(record.sha256, hashlib.sha256(data).hexdigest())
     (tmp_path / "manifest.json").write_text(manifest, encoding="utf-8")
-    with pytest.raises(UserError, match=f"{record.name}.*valid"):
+    with pytest.raises(UserError, match=f"{record.name}.*valid", check=coded("damaged-counts")):
         read_statistics(str(tmp_path))
 
 

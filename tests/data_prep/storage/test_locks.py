@@ -173,7 +173,7 @@ def test_a_lock_whose_file_is_taken_away_meanwhile_is_taken_again(
 
 def test_a_folder_that_cannot_be_written_is_reported_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
-    with pytest.raises(UserError, match="file cannot be written: "), storage.hold_lock(tmp_path / "file"):
+    with pytest.raises(UserError, check=coded("unwritable-file")), storage.hold_lock(tmp_path / "file"):
         pass
 
 

@@ -68,7 +68,7 @@ def test_a_folder_that_matches_and_would_be_left_out_is_refused(
 def test_a_broken_link_is_refused(folder: Path) -> None:
     os.symlink("unmounted/x", "x.jsonl")
     for pattern in ("x.jsonl", "*.jsonl"):
-        with pytest.raises(UsageError, match="x.jsonl is a link to unmounted/x, which cannot be reached"):
+        with pytest.raises(UsageError, match="x.jsonl.*unmounted/x", check=coded("dangling-link")):
             storage.matches(pattern)
 
 
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_read_is_an_error(folder: Path, monkeypatch: pyt
         return listed(path)
 
     monkeypatch.setattr(os, "listdir", refuse)
-    with pytest.raises(UserError, match="folder deep/er cannot be read: Permission denied"):
+    with pytest.raises(UserError, match="deep/er", check=coded("unreadable-file")):
         storage.matches("**/*.jsonl")
     assert storage.matches("*.jsonl") == ["a.jsonl", "b.jsonl"]
 
@@ -123,7 +123,7 @@ def test_a_folder_that_may_not_be_entered_is_not_one_that_is_missing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
     forbid(monkeypatch, "deep")
-    with pytest.raises(UserError, match="deep/.* cannot be read: Permission denied"):
+    with pytest.raises(UserError, match="deep/", check=coded("unreadable-file")):
         storage.matches(pattern)
     assert storage.matches("*.jsonl") == ["a.jsonl", "b.jsonl"]
 
@@ -131,7 +131,7 @@ def test_a_folder_that_may_not_be_entered_is_not_one_that_is_missing(
 def test_a_remote_folder_that_matches_and_would_be_left_out_is_refused() -> None:
     files = fsspec.filesystem("memory")
     files.pipe({"/patterns/a.parquet": b"x", "/patterns/b.parquet/part-0.parquet": b"x"})
-    with pytest.raises(UsageError, match=r"input memory://patterns/b.parquet, which memory://patterns/\*.parquet mat"):
+    with pytest.raises(UsageError, match=r"/b.parquet.*/\*.parquet", check=coded("input-is-folder")):
         storage.matches("memory://patterns/*.parquet")
     assert storage.matches("memory://patterns/**/*.parquet") == [
         "memory://patterns/a.parquet",

@@ -182,7 +182,7 @@ def test_a_store_that_is_down_for_good_ends_in_a_clear_stop(
     with pytest.raises(UserError, match="/a cannot be read: the store answered", check=coded("store-unavailable")):
         storage.read_bytes(f"{s3_bucket.url}/a")
     assert time.monotonic() - began < retries.RETRY_SECONDS / 2
-    with pytest.raises(UserError, match="/a cannot be written: the store answered"):
+    with pytest.raises(UserError, match="/a", check=coded("store-unavailable")):
         storage.write_bytes(f"{s3_bucket.url}/a", b"abc")
     assert s3_bucket.objects() == {}
 
@@ -214,7 +214,7 @@ def test_a_missing_file_is_no_file_rather_than_an_error(s3_bucket: S3Bucket) -> 
     url = f"{s3_bucket.url}/never"
     assert not storage.exists(url) and storage.matches(url) == [] and storage.list_names(url) == []
     for read in (storage.read_bytes, storage.open_read, storage.size):
-        with pytest.raises(UserError, match="never cannot be read: there is no such file"):
+        with pytest.raises(UserError, match="never cannot", check=coded("missing-file")):
             read(url)
 
 
@@ -225,7 +225,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_noticed(s3_bucket: S3Buc
     file = storage.open_read(url)
     assert file.read(100) == data[:100]
     storage.write_bytes(url, data[::-1])
-    with pytest.raises(UserError, match="/a cannot be read: it changed while it was read"):
+    with pytest.raises(UserError, match="/a", check=coded("changed-while-read")):
         file.read()
 
 
@@ -234,7 +234,7 @@ def test_the_same_is_noticed_at_the_end_where_the_store_takes_no_conditions() ->
     storage.write_bytes(url, DATA)
     file = storage.open_read(url)
     storage.write_bytes(url, DATA[::-1])
-    with pytest.raises(UserError, match="changed while it was read"):
+    with pytest.raises(UserError, check=coded("changed-while-read")):
         file.read()
     storage.remove(url)
 
@@ -248,7 +248,10 @@ def test_an_upload_that_dies_in_the_middle_leaves_no_object_and_no_parts(
     data = DATA * 4
     url = f"{s3_bucket.url}/shards/train-000000.tar"
     proxy.faults = [Fault(kind, status=500, code="InternalError", concerns=is_part(2))]
-    with pytest.raises(UserError, match="train-000000.tar cannot be written"), storage.local_write(url) as path:
+    with (
+        pytest.raises(UserError, match="train-0", check=coded("store-unavailable")),
+        storage.local_write(url) as path,
+    ):
         path.write_bytes(data)
     assert proxy.faults[0].happened and s3_bucket.objects() == {} and s3_bucket.unfinished_uploads() == []
     proxy.faults.clear()
@@ -347,7 +350,7 @@ def test_a_listing_that_fails_is_not_taken_for_an_empty_folder(
     storage.write_bytes(f"{s3_bucket.url}/in/a.txt", b"x")
     monkeypatch.setenv(retries.RETRY_VARIABLE, "0.2")
     proxy.faults = [Fault("refuse", concerns=lambda request: "delimiter" in request.target)]
-    with pytest.raises(UserError, match="the store answered SlowDown"):
+    with pytest.raises(UserError, match="SlowDown", check=coded("store-unavailable")):
         storage.matches(f"{s3_bucket.url}/in/*.txt")
 
 
@@ -373,7 +376,7 @@ def test_profiles_and_endpoints_are_used(
 
 def test_an_unknown_profile_or_option_is_reported(s3_bucket: S3Bucket) -> None:
     storage.configure({s3_bucket.url: {"profile": "nobody"}})
-    with pytest.raises(UserError, match=r"nobody"):
+    with pytest.raises(UserError, match="nobody", check=coded("unreadable-file")):
         storage.exists(f"{s3_bucket.url}/a")
     storage.configure({s3_bucket.url: {"endpont_url": "http://x", "secret": "do-not-show"}})
     with pytest.raises(UserError, match="endpont_url", check=coded("invalid-storage-options")) as caught:
@@ -409,7 +412,7 @@ def test_a_missing_package_names_the_extra(url: str, extra: str, monkeypatch: py
 
 
 def test_an_unknown_kind_of_url_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="nonsense://a cannot be opened: Protocol not known: nonsense"):
+    with pytest.raises(UsageError, match="nonsense://a", check=coded("invalid-url")):
         storage.exists("nonsense://a")
 
 

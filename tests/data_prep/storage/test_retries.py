@@ -45,7 +45,7 @@ def test_a_store_that_stays_away_is_given_up_at_the_limit(monkeypatch: pytest.Mo
     monkeypatch.setenv(retries.RETRY_VARIABLE, "0.3")
     monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.05)
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"s3://a/b cannot be written: the store answered nothing in time for 0 s"):
+    with pytest.raises(UserError, match="s3://a/b", check=coded("store-unavailable")):
         retries.with_retries("s3://a/b", "written", Store(TimeoutError()))
     assert 0.3 <= time.monotonic() - began < retries.RETRY_SECONDS / 2
 

@@ -13,6 +13,7 @@ from data_prep.text.language_codes import TWO_LETTER_CODES
 from data_prep.text.sentences import batch_sentence_starts, check_language, known_language
 from data_prep.text.text_batch import TextBatch, normalize_batch
 from tests.support import references
+from tests.support.error_codes import coded
 from tests.support.preparations import NORMALIZATION, normalized, paragraphs_of
 
 
@@ -79,7 +80,7 @@ def test_known_languages_are_taken(language: str) -> None:
 
 @pytest.mark.parametrize("language", ["", "english", "xx", "../x", "qqq"])
 def test_an_unknown_language_is_a_usage_error_with_a_suggestion(language: str) -> None:
-    with pytest.raises(UsageError, match="ISO 639 code"):
+    with pytest.raises(UsageError, check=coded("unknown-language")):
         check_language(language)
 
 

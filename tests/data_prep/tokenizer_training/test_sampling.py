@@ -17,6 +17,7 @@ from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.tokenizer_training import sampling, training_sample
 from data_prep.tokenizer_training.sampling import CorpusCounts, _cleaned, draw_sample, language_label
+from tests.support.error_codes import coded
 from tests.support.made_up_documents import TrainingSample, lines_of
 from tests.support.preparations import NORMALIZATION, config_of, paragraphs_of
 from tests.support.reading import find_inputs, find_units
@@ -145,7 +146,7 @@ def test_a_damaged_file_is_skipped_by_name_or_ends_the_run(tmp_path: Path, capsy
         assert counts.dropped == {("a", "damaged file"): 1} and counts.documents == {("a", "en"): 40}
         assert sample.num_documents == 40 and len(sample.held_out()) == 40
         assert "damaged.jsonl.gz" in capsys.readouterr().err
-        with pytest.raises(UserError, match="damaged.jsonl.gz"):
+        with pytest.raises(UserError, match="damaged.jsonl.gz", check=coded("damaged-file")):
             drawn(sampled_from({"a": [good, str(damaged)]}, tokenizer={"sampling_alpha": alpha}), tmp_path / "work")
         assert not (tmp_path / "work").exists()
 
@@ -242,7 +243,7 @@ def test_a_filter_that_fails_names_the_line_of_its_document(tmp_path: Path) -> N
     rows = [{"text": text, "score": "?" if number == 17 else 3} for number, text in enumerate(texts(30, 3))]
     documents = {"metadata_fields": ["score"], "filters": FILTERS[-1:]}
     config = sampled_from({"a": [write(tmp_path, "a.jsonl", rows)]}, documents=documents)
-    with pytest.raises(UserError, match=r"a\.jsonl line 18\b"):
+    with pytest.raises(UserError, match=r"a\.jsonl line 18\b", check=coded("unreadable")):
         drawn(config, tmp_path / "work")
 
 

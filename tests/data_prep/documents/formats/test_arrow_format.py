@@ -98,7 +98,7 @@ def test_a_compressed_stream_that_was_cut_short_is_refused(tmp_path: Path, compr
 def test_bytes_are_text_if_they_are_utf8(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     path.write_bytes(arrow(pa.table({"text": [b"caf\xc3\xa9", b"caf\xe9"], "note": [b"\xff", b""]})))
-    with pytest.raises(BadInput, match=r"row 2 is not UTF-8 in 'text' \(byte 3\)"):
+    with pytest.raises(BadInput, match="row 2.*'text'", check=coded("invalid-utf-8")):
         read(path, DocumentSettings())
     settings = DocumentSettings(on_bad_input="skip", metadata_fields=("note",))
     assert read(path, settings) == []
@@ -154,10 +154,10 @@ def test_other_formats_and_missing_columns_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, check=coded("wrong-ending"), match="an Arrow file"):
         read(tmp_path / "a.jsonl")
     path.write_bytes(arrow())
-    with pytest.raises(BadInput, match=r"has no column 'text' \(its columns: doc, number, note\)"):
+    with pytest.raises(BadInput, match="'text'", check=coded("missing-field")):
         read(path, DocumentSettings())
     (unit,) = units_of(path, unit_bytes=10)
     reader = reader_of(unit, SKIP)
     assert list(reader) == [] and reader.dropped == {"missing field": 50}
-    with pytest.raises(BadInput, match=r"row 2 has null for 'note', not text"):
+    with pytest.raises(BadInput, match="row 2.*'note'", check=coded("missing-field")):
         read(path, DocumentSettings(text_field="note"))

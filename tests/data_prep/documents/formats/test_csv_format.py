@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from data_prep import Document
 from data_prep.config.preparation_config import DocumentSettings
+from tests.support.error_codes import coded
 from tests.support.reading import SKIP, BadInput, reader_of
 
 
@@ -93,7 +94,7 @@ def test_wrong_quotation_marks_spoil_the_file(tmp_path: Path, content: bytes) ->
     path = tmp_path / "a.csv"
     path.write_bytes(content)
     for policy in ("error", "skip"):
-        with pytest.raises(BadInput, match=r"a.csv line \d") as caught:
+        with pytest.raises(BadInput, match=r"a.csv line \d", check=coded("invalid-csv")) as caught:
             texts(path, DocumentSettings(on_bad_input=policy, max_document_bytes=50))
         assert caught.value.spoils_file and caught.value.code == "invalid-csv"
 
