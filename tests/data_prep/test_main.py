@@ -83,6 +83,9 @@ def test_a_dry_run_of_shards_writes_nothing(
     assert not output.exists()
 
 
+@pytest.mark.fault(
+    row=1, fault="no file matches; a folder; an empty file; in a command", required="one paragraph, and no manifest"
+)
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -118,14 +121,6 @@ def test_mistakes_are_one_paragraph_and_leave_no_manifest(
     assert command("shards", "--tokenizer", small_tokenizer, "--output", tmp_path / "out", *filled) == status
     assert message.format(tmp=tmp_path) in command.errors and "Traceback" not in command.errors
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_an_output_that_is_a_file_is_refused(
-    command: Command, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "out").write_text("mine")
-    assert command("shards", "--input", small_corpus, "--tokenizer", small_tokenizer, "--output", tmp_path / "out") == 2
-    assert "[output-is-a-file]" in command.errors and (tmp_path / "out").read_text() == "mine"
 
 
 def test_verify_answers_1_and_names_the_damage(command: Command, small_shards: Path, tmp_path: Path) -> None:
