@@ -45,8 +45,7 @@ def test_a_hostile_tar_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("harm", "load"),
-    [("pickle", pickle.loads), ("objects", lambda data: np.load(io.BytesIO(data), allow_pickle=True))],
+    ("harm", "load"), [("pickle", pickle.loads), ("objects", lambda data: np.load(io.BytesIO(data), allow_pickle=True))]
 )
 def test_the_planted_payloads_would_do_harm(tmp_path: Path, harm: str, load: Callable[[bytes], object]) -> None:
     HOSTILE[harm](tmp_path / "evil.tar")

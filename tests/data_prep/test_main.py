@@ -22,17 +22,7 @@ def test_a_corpus_goes_all_the_way(command: Command, small_corpus: Path, tmp_pat
     tokenizer, shards = tmp_path / "tokenizer", tmp_path / "shards"
     assert command("tokenizer", "--input", small_corpus, "--output", tokenizer, "--vocab-size", 700) == 0
     assert re.search(r"vocabulary +700\b", command.output)
-    arguments = [
-        "shards",
-        "--input",
-        small_corpus,
-        "--tokenizer",
-        tokenizer,
-        "--output",
-        shards,
-        "--workers",
-        1,
-    ]
+    arguments = ["shards", "--input", small_corpus, "--tokenizer", tokenizer, "--output", shards, "--workers", 1]
     assert command(*arguments, "shards.min_shards=2") == 0
     assert re.search(r"^train +2 ", command.output, re.MULTILINE)
     assert re.search(r"^deduplication +200 +0 +200 ", command.output, re.MULTILINE)
@@ -59,13 +49,7 @@ def test_the_tokenizer_command_again_does_nothing_or_refuses(
 def test_overrides_may_follow_the_input_files(command: Command, small_corpus: Path, tmp_path: Path) -> None:
     assert (
         command(
-            "tokenizer",
-            "--output",
-            tmp_path / "out",
-            "--dry-run",
-            "--input",
-            small_corpus,
-            "tokenizer.vocab_size=777",
+            "tokenizer", "--output", tmp_path / "out", "--dry-run", "--input", small_corpus, "tokenizer.vocab_size=777"
         )
         == 0
     )
@@ -152,13 +136,7 @@ def test_inspect_shows_sentences_of_real_documents(command: Command, small_shard
 def test_stats_show_counts_lengths_and_pieces(command: Command, small_shards: Path) -> None:
     assert command("stats", small_shards) == 0
     manifest = json.loads((small_shards / "manifest.json").read_text())
-    for text in (
-        f"{manifest['train']['tokens']:,}",
-        "median",
-        "most frequent tokens: ",
-        "#####",
-        "corpus",
-    ):
+    for text in (f"{manifest['train']['tokens']:,}", "median", "most frequent tokens: ", "#####", "corpus"):
         assert text in command.output
 
 

@@ -231,8 +231,7 @@ ARTIFACT = {"sha256": "0", "revision": 1}
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"artifacts": {"../../.ssh/id": ARTIFACT}}, {"artifacts": {"/etc/passwd": ARTIFACT}}, {"revision": -1}],
+    "change", [{"artifacts": {"../../.ssh/id": ARTIFACT}}, {"artifacts": {"/etc/passwd": ARTIFACT}}, {"revision": -1}]
 )
 def test_a_record_that_would_send_other_files_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     record = {"run_uuid": "u", "started_at": 1, "experiment": "e", "run_name": "r"}

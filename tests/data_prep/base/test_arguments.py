@@ -97,9 +97,7 @@ def test_a_place_to_write_is_a_path_and_no_folder_named_like_a_scheme() -> None:
     assert parser.parse_args(["--output", "a/b"]).output == Path("a/b")
     for url in ("s3://me:hunter2@bucket/out", "file:///out"):
         with pytest.raises(
-            UsageError,
-            match="^--output (s3://bucket/|file:///)out ",
-            check=coded("local-path-required"),
+            UsageError, match="^--output (s3://bucket/|file:///)out ", check=coded("local-path-required")
         ) as told:
             parser.parse_args(["--output", url])
         assert "hunter2" not in str(told.value)

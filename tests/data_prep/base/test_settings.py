@@ -96,12 +96,7 @@ def test_the_printed_configuration_reads_back_to_the_same_value(tmp_path):
         ("name: a\n", ["fuel=coal"], "invalid-setting", "fuel=\"coal\" must be one of 'petrol', 'diesel' or 'none'"),
         ("name: a\n", ["wheels=3"], "invalid-setting", "wheels=3 must be a list"),
         ("name: a\n", ["engine=3"], "invalid-setting", "engine=3 must be a section of settings"),
-        (
-            "name: a\n",
-            ["engine.rate=9"],
-            "too-fast",
-            "engine.rate=9.0 exceeds engine.cylinders=4. Fix: lower",
-        ),
+        ("name: a\n", ["engine.rate=9"], "too-fast", "engine.rate=9.0 exceeds engine.cylinders=4. Fix: lower"),
         ("name: a\n", ["cylinders"], "invalid-override", "'cylinders'"),
         ("name: ${oc.env:HOME}\n", [], "interpolation-in-config", "name='${oc.env:HOME}'"),
         ('name: "a\\0b"\n', [], "nul-in-config", r"name='a\x00b'"),

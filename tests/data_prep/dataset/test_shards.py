@@ -43,11 +43,7 @@ def shard(tmp_path: Path) -> ShardRecord:
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 def test_token_offsets_point_at_the_tokens_in_the_tar(tmp_path: Path, dtype: type) -> None:
-    records = [
-        record([2, 3], [4], dtype=dtype),
-        record([700], first_id=40, dtype=dtype),
-        record([1], dtype=dtype),
-    ]
+    records = [record([2, 3], [4], dtype=dtype), record([700], first_id=40, dtype=dtype), record([1], dtype=dtype)]
     shard = write_shard(str(tmp_path), "train-000000", records)
     data = (tmp_path / shard.name).read_bytes()
     offsets = read_index(str(tmp_path), shard).token_offsets.tolist()
@@ -175,18 +171,7 @@ _BOMB = _npy(np.zeros(1, np.uint16)).replace(b"(1,)", b"(9999999999,)".ljust(4))
         [("0-0.tokens.npy", _TOKENS), ("0-1.tokens.npy", _TOKENS)],
         [("0-0.tokens.npy", _TOKENS)],
     ],
-    ids=[
-        "parent",
-        "absolute",
-        "link",
-        "pickle",
-        "objects",
-        "floats",
-        "bomb",
-        "garbage",
-        "interleaved",
-        "incomplete",
-    ],
+    ids=["parent", "absolute", "link", "pickle", "objects", "floats", "bomb", "garbage", "interleaved", "incomplete"],
 )
 def test_a_tar_that_is_no_shard_is_refused(tmp_path: Path, members: list[tuple[str, bytes | None]]) -> None:
     path = _tar(tmp_path / "evil.tar", members)

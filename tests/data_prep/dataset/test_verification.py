@@ -119,14 +119,8 @@ def test_a_shard_that_the_manifest_does_not_name_is_reported(folder: Path) -> No
             lambda record: _with(record, tokens=np.where(record.tokens == record.tokens[7], 4, record.tokens)),
             "token ids",
         ),
-        (
-            lambda record: _with(record, tokens=record.tokens.astype(np.uint32)),
-            "tokens of type uint32, not uint16",
-        ),
-        (
-            lambda record: _with(record, sources=record.sources + np.uint16(1)),
-            "source that the manifest does not name",
-        ),
+        (lambda record: _with(record, tokens=record.tokens.astype(np.uint32)), "tokens of type uint32, not uint16"),
+        (lambda record: _with(record, sources=record.sources + np.uint16(1)), "source that the manifest does not name"),
         (lambda record: _with(record, document_ids=record.document_ids * np.uint64(0)), "documents twice"),
     ],
 )
@@ -210,10 +204,7 @@ def test_an_edit_that_changes_no_count_is_found(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (
-            lambda text: text.replace("| not stated |", "| CC0-1.0 |"),
-            r"line \d+ is .*CC0-1.0",
-        ),
+        (lambda text: text.replace("| not stated |", "| CC0-1.0 |"), r"line \d+ is .*CC0-1.0"),
         (lambda text: text + "One line more.\n", r"line \d+ is 'One line more.', and the manifest gives ''"),
         (lambda text: text + "\n", r"line \d+ is '', and the manifest has no such line"),
         (lambda text: text[: len(text) // 2], r"line \d+ is"),
@@ -281,10 +272,7 @@ def _with(record: Record, **changes: np.ndarray) -> Record:
     [
         (lambda values: values["valid"].__setitem__("unigram_entropy_nats", 1.0), "unigram entropy of valid"),
         (lambda values: values["sources"][0].__setitem__("documents", 1), "source corpus has"),
-        (
-            lambda values: values["train"]["shards"][1].__setitem__("min_document_tokens", 1),
-            "shortest document",
-        ),
+        (lambda values: values["train"]["shards"][1].__setitem__("min_document_tokens", 1), "shortest document"),
     ],
 )
 def test_a_manifest_edited_by_hand_is_found(folder: Path, edit: Callable[[dict[str, Any]], None], message: str) -> None:

@@ -119,11 +119,7 @@ def test_ids_and_urls_with_half_a_surrogate_pair_are_bad_input(tmp_path: Path, f
     assert read_and_count(path, skip) == (["Text \ufffd.", "Text \U0001f600."], {"invalid UTF-8": 2})
 
 
-@given(
-    lengths=st.lists(st.integers(0, 60), max_size=30),
-    unit_bytes=st.integers(1, 400),
-    last_newline=st.booleans(),
-)
+@given(lengths=st.lists(st.integers(0, 60), max_size=30), unit_bytes=st.integers(1, 400), last_newline=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_parts_of_a_file_give_its_documents_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], unit_bytes: int, last_newline: bool

@@ -19,11 +19,7 @@ from data_prep import Document
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import FilterSettings, PreparationConfig
 from data_prep.filters.chain import SourceReading, filter_identities
-from data_prep.filters.registry import (
-    described_filters,
-    filter_settings,
-    load_filters,
-)
+from data_prep.filters.registry import described_filters, filter_settings, load_filters
 from data_prep.storage import remote_reader, storage
 from tests.support.error_codes import coded
 from tests.support.preparations import config_of, filters_fingerprint

@@ -70,11 +70,7 @@ def more(folder: Path, texts: list[str], name: str = "more") -> Path:
     return path
 
 
-DROPPED = {
-    "filter decontamination: quiz": 1,
-    "filter metadata: not score >= 3": 1,
-    "filter url_blocklist: domain": 1,
-}
+DROPPED = {"filter decontamination: quiz": 1, "filter metadata: not score >= 3": 1, "filter url_blocklist: domain": 1}
 
 
 @pytest.mark.fault(
@@ -247,10 +243,7 @@ def test_an_inherited_list_that_is_gone_is_named_with_what_to_do(
 ) -> None:
     (tmp_path / "domains.txt").write_text("bad.org\n")
     config = {
-        "documents": {
-            "url_field": "url",
-            "filters": [{"name": "url_blocklist", "domains": f"{tmp_path}/domains.txt"}],
-        },
+        "documents": {"url_field": "url", "filters": [{"name": "url_blocklist", "domains": f"{tmp_path}/domains.txt"}]},
         "shards": SHARDS,
     }
     corpus = write(tmp_path / "corpus.jsonl", texts[:20], "a.org")

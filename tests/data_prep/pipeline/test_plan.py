@@ -73,11 +73,7 @@ def test_more_shards_than_there_are_names_for_are_refused(
     ],
 )
 def test_an_addition_to_an_unusable_data_set_is_refused(
-    small_shards: Path,
-    small_corpus: Path,
-    tokenizer: Tokenizer,
-    edit: Callable[[dict[str, Any]], None],
-    message: str,
+    small_shards: Path, small_corpus: Path, tokenizer: Tokenizer, edit: Callable[[dict[str, Any]], None], message: str
 ) -> None:
     values = json.loads((small_shards / MANIFEST_NAME).read_bytes())
     edit(values)

@@ -45,12 +45,7 @@ from tests.support.preparations import (
 from tests.support.references import sentence_starts, sentence_token_starts
 from tests.support.work_units import limit_batches, limit_memory
 
-OVERRIDES = [
-    "shards.min_shards=3",
-    "shards.valid_fraction=0.1",
-    "shards.record_tokens=1500",
-    "shards.unit_bytes=30000",
-]
+OVERRIDES = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.record_tokens=1500", "shards.unit_bytes=30000"]
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
@@ -124,10 +119,7 @@ def test_of_equal_texts_the_first_sources_copy_survives(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     texts = read_texts(small_corpus)
-    first, second = (
-        write_texts(tmp_path / "z.jsonl", texts[:20]),
-        write_texts(tmp_path / "a.jsonl", texts[10:40]),
-    )
+    first, second = (write_texts(tmp_path / "z.jsonl", texts[:20]), write_texts(tmp_path / "a.jsonl", texts[10:40]))
     sources = {"one": first, "two": {"input": second, "license": "CC0-1.0"}}
     manifest = make(sources, tokenizer, tmp_path / "out")
     assert [(source.name, source.documents, source.license) for source in manifest.sources] == [
@@ -141,10 +133,7 @@ def test_adding_a_file_moves_no_document_between_train_and_valid(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     texts = read_texts(small_corpus)
-    old, new = (
-        write_texts(tmp_path / "old.jsonl", texts[:100]),
-        write_texts(tmp_path / "new.jsonl", texts[100:]),
-    )
+    old, new = (write_texts(tmp_path / "old.jsonl", texts[:100]), write_texts(tmp_path / "new.jsonl", texts[100:]))
     make([old], tokenizer, tmp_path / "before")
     make([old, new], tokenizer, tmp_path / "after", "shards.min_shards=5")
     for split in ("train", "valid"):
@@ -271,12 +260,7 @@ def test_bad_input_stops_or_is_counted_by_reason(small_corpus: Path, tokenizer: 
         make(inputs[:2], tokenizer, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
     manifest = make(inputs, tokenizer, tmp_path / "skipped", "documents.on_bad_input=skip")
-    assert manifest.dropped == {
-        "damaged file": 1,
-        "empty": 1,
-        "missing field": 1,
-        "not text": 1,
-    }
+    assert manifest.dropped == {"damaged file": 1, "empty": 1, "missing field": 1, "not text": 1}
     assert manifest.train.documents + manifest.valid.documents == len(read_texts(small_corpus)) + 1
 
 

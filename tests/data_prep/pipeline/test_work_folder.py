@@ -170,10 +170,7 @@ def test_skipped_input_does_not_become_an_error_on_the_way(
 
 @pytest.mark.parametrize("name", [".plan.json", ".work/ranges.json", "unit", "done"])
 def test_damaged_work_is_reported_and_becomes_no_data_set(
-    plan: Planned,
-    whole: dict[str, bytes],
-    name: str,
-    tmp_path: Path,
+    plan: Planned, whole: dict[str, bytes], name: str, tmp_path: Path
 ) -> None:
     plan.make_range(1, 1, tmp_path)
     if name == "done":

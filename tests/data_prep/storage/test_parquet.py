@@ -338,11 +338,7 @@ def test_a_compressed_file_is_one_unit_and_one_cut_short_is_damaged(
     refused = DocumentSettings(on_bad_input=policy)
     name = f"a.parquet{compression}"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(
-        BadInput,
-        match=rf"{name}.*after [\d,]+ bytes",
-        check=coded("damaged-file"),
-    ) as cut:
+    with pytest.raises(BadInput, match=rf"{name}.*after [\d,]+ bytes", check=coded("damaged-file")) as cut:
         read(path, refused)
     path.write_bytes(COMPRESS[compression](plain[:-20]))
     with pytest.raises(BadInput, match=f"{name}.*footer", check=coded("damaged-file")) as no_footer:

@@ -85,13 +85,7 @@ def test_links_are_followed_except_those_to_a_parent_folder(folder: Path, tmp_pa
     elsewhere = tmp_path.with_name(f"{tmp_path.name}-elsewhere")
     write(elsewhere / "g.jsonl")
     os.symlink(elsewhere, "linked")
-    assert storage.matches("**/*.jsonl") == [
-        "a.jsonl",
-        "b.jsonl",
-        "deep/c.jsonl",
-        "deep/er/d.jsonl",
-        "linked/g.jsonl",
-    ]
+    assert storage.matches("**/*.jsonl") == ["a.jsonl", "b.jsonl", "deep/c.jsonl", "deep/er/d.jsonl", "linked/g.jsonl"]
     assert storage.matches("deep/**/*.jsonl") == ["deep/c.jsonl", "deep/er/d.jsonl"]
 
 

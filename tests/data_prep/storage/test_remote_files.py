@@ -248,10 +248,7 @@ def test_an_upload_that_dies_in_the_middle_leaves_no_object_and_no_parts(
     data = DATA * 4
     url = f"{s3_bucket.url}/shards/train-000000.tar"
     proxy.faults = [Fault(kind, status=500, code="InternalError", concerns=is_part(2))]
-    with (
-        pytest.raises(UserError, match="train-0", check=coded("store-unavailable")),
-        storage.local_write(url) as path,
-    ):
+    with pytest.raises(UserError, match="train-0", check=coded("store-unavailable")), storage.local_write(url) as path:
         path.write_bytes(data)
     assert proxy.faults[0].happened and s3_bucket.objects() == {} and s3_bucket.unfinished_uploads() == []
     proxy.faults.clear()

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.text import cleaning
-from data_prep.text.cleaning import (
-    MAX_MARKS,
-    RULES,
-    Normalization,
-    clean,
-    has_too_many_marks,
-    normalize,
-)
+from data_prep.text.cleaning import MAX_MARKS, RULES, Normalization, clean, has_too_many_marks, normalize
 from tests.support.error_codes import coded
 from tests.support.references import clean_paragraphs
 from tests.support.settings import validated

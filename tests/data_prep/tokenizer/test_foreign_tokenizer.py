@@ -154,10 +154,7 @@ def test_the_fingerprint_covers_everything_that_decides_the_ids(folder, tmp_path
         (lambda path: (path / "tokenizer_config.json").write_text("{"), "is not valid JSON"),
         (lambda path: edit(path / "tokenizer.json", lambda v: v.update(post_processor=None)), "the post-processor"),
         (lambda path: edit(path / "tokenizer_config.json", lambda v: v.update(pad_token="[SEP]")), "one id for two"),
-        (
-            lambda path: edit(path / "tokenizer.json", lambda v: v.update(WORDS_AS_THEY_ARE)),
-            "as its special token",
-        ),
+        (lambda path: edit(path / "tokenizer.json", lambda v: v.update(WORDS_AS_THEY_ARE)), "as its special token"),
     ],
 )
 def test_a_tokenizer_that_cannot_serve_is_refused_with_the_reason(texts, tmp_path, damage, said):

@@ -19,11 +19,7 @@ from tests.support.error_codes import coded
 from tests.support.reading import SKIP, BadInput, files_of_input, reader_of, units_of
 
 TABLE = pa.table(
-    {
-        "doc": [{"text": f"text {number}"} for number in range(50)],
-        "number": list(range(50)),
-        "note": ["x", None] * 25,
-    }
+    {"doc": [{"text": f"text {number}"} for number in range(50)], "number": list(range(50)), "note": ["x", None] * 25}
 )
 SETTINGS = DocumentSettings(text_field="doc.text", id_field="number", metadata_fields=("note",))
 EXPECTED = [
