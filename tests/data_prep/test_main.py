@@ -18,7 +18,7 @@ from tests.support.data_prep_command import Command
 from tests.support.living_data_sets import document_ids
 
 
-def test_a_corpus_goes_all_the_way(command: Command, small_corpus: Path, tmp_path: Path) -> None:
+def test_a_corpus_becomes_a_tokenizer_shards_and_reports(command: Command, small_corpus: Path, tmp_path: Path) -> None:
     tokenizer, shards = tmp_path / "tokenizer", tmp_path / "shards"
     assert command("tokenizer", "--input", small_corpus, "--output", tokenizer, "--vocab-size", 700) == 0
     assert re.search(r"vocabulary +700\b", command.output)

@@ -78,7 +78,7 @@ def foreign_tokenizer(tiny_foreign_tokenizer: Path, tmp_path: Path) -> Path:
         ("config", '{"sources": [{}]}'),
     ],
 )
-def test_a_manifest_of_such_values_is_refused(shards: Path, key: str, value: str) -> None:
+def test_a_manifest_with_impossible_values_is_refused(shards: Path, key: str, value: str) -> None:
     changed_json(shards / MANIFEST_NAME, lambda values: values.update({key: "@value"}), value=value)
     with pytest.raises(UserError, match="not JSON|damaged", check=coded("damaged-manifest")):
         read_manifest(str(shards))
@@ -89,7 +89,7 @@ def test_a_manifest_of_the_last_possible_version_looks_for_one_older_version(sha
     assert [manifest.version for manifest in list_versions(str(shards))] == [999_999]
 
 
-def test_a_vocabulary_that_no_memory_holds_is_refused(shards: Path) -> None:
+def test_an_impossibly_large_vocabulary_is_refused(shards: Path) -> None:
     changed_json(shards / MANIFEST_NAME, lambda values: values["tokenizer"].update(vocab_size=10**12))
     with pytest.raises(UserError, match=r"tokenizer\.vocab_size", check=coded("damaged-manifest")):
         read_manifest(str(shards))
@@ -123,7 +123,7 @@ def test_token_counts_of_another_vocabulary_are_refused(shards: Path) -> None:
         open_shard_set(str(shards)).token_counts("train")
 
 
-def test_an_index_of_a_type_that_numpy_has_not_is_refused(shards: Path) -> None:
+def test_an_index_with_a_type_unknown_to_numpy_is_refused(shards: Path) -> None:
     content = safetensors.torch.save({"document_lengths": torch.zeros(2, dtype=torch.bfloat16)})
     signed(shards, content, "train", "shards", 0, "index")
     manifest = read_manifest(str(shards))
@@ -131,7 +131,7 @@ def test_an_index_of_a_type_that_numpy_has_not_is_refused(shards: Path) -> None:
         read_index(str(shards), manifest.train.shards[0])
 
 
-def test_removed_ids_that_are_none_are_refused(shards: Path) -> None:
+def test_an_invalid_file_of_removed_ids_is_refused(shards: Path) -> None:
     manifest = read_manifest(str(shards))
     removal = RemovalRecord(version=1, ids=manifest.token_counts, documents=0, tokens=0)
     with pytest.raises(UserError, check=coded("damaged-removed-ids")):
@@ -255,7 +255,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / "run", 10, "f" * 64, make_weights())
 
 
-def test_shapes_that_no_memory_holds_are_refused_before_memory_is_taken(checkpoint: Path) -> None:
+def test_impossible_shapes_are_refused_before_memory_is_allocated(checkpoint: Path) -> None:
     values = json.loads((checkpoint / STATE_NAME).read_bytes())
     name = next(iter(values["shapes"]))
     values["shapes"][name] = [1 << 40, 1 << 20]
@@ -274,7 +274,7 @@ def test_shapes_that_no_memory_holds_are_refused_before_memory_is_taken(checkpoi
         (lambda key, tensor: {f"weight:0:{key}": tensor.new_zeros(())}, "not a checkpoint file"),
     ],
 )
-def test_fragments_that_do_not_lie_one_behind_the_other_are_refused(
+def test_fragments_with_gaps_or_overlaps_are_refused(
     checkpoint: Path, change: Callable[[str, torch.Tensor], dict[str, torch.Tensor]], match: str
 ) -> None:
     tensors = safetensors.torch.load((checkpoint / TENSORS).read_bytes())
@@ -285,7 +285,7 @@ def test_fragments_that_do_not_lie_one_behind_the_other_are_refused(
         read_weights(checkpoint)
 
 
-def test_an_xz_file_that_asks_for_more_memory_than_there_is_is_refused(tmp_path: Path) -> None:
+def test_an_xz_file_that_needs_too_much_memory_is_refused(tmp_path: Path) -> None:
     whole = lzma.compress(b"text")
     header = whole[12:16] + b"\x28" + whole[17:20]  # a dictionary of 4 GB
     path = tmp_path / "input.txt.xz"
@@ -304,7 +304,7 @@ def test_an_xz_file_that_asks_for_more_memory_than_there_is_is_refused(tmp_path:
 
 
 @pytest.mark.parametrize("behind", [lzma.compress(b"more", lzma.FORMAT_ALONE), b"]" + bytes(12)])
-def test_behind_an_xz_stream_only_another_is_read(tmp_path: Path, behind: bytes) -> None:
+def test_only_another_xz_stream_is_read_after_the_first(tmp_path: Path, behind: bytes) -> None:
     path = tmp_path / "input.txt.xz"
     path.write_bytes(lzma.compress(b"text") + behind)
     with pytest.raises(BadInput, check=coded("damaged-file")):

@@ -19,12 +19,12 @@ def read(text: str, minimum: int = 1) -> int:
     return rows
 
 
-def test_a_number_from_the_minimum_on_is_taken() -> None:
+def test_numbers_from_the_minimum_are_accepted() -> None:
     assert [read("1"), read("12"), read("0", 0), read(str(2**63 - 1))] == [1, 12, 0, 2**63 - 1]
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "1.5", "", "many"])
-def test_any_other_is_refused_with_the_bound(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_numbers_are_refused_with_the_bound(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         read(text)
     assert caught.value.code == 2
@@ -32,7 +32,7 @@ def test_any_other_is_refused_with_the_bound(text: str, capsys: pytest.CaptureFi
     assert told in capsys.readouterr().err
 
 
-def test_one_of_more_than_64_bits_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_of_more_than_64_bits_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read(str(2**63))
     assert "argument --rows: must be at most 9223372036854775807, got 9223372036854775808" in capsys.readouterr().err

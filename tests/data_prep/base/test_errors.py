@@ -55,7 +55,7 @@ def test_a_failure_names_the_last_line_that_is_in_a_file():
     assert failure(caught.value).startswith(f"failed at {__file__}:") and "FrozenInstanceError" in failure(caught.value)
 
 
-def test_a_name_that_the_system_refuses_is_told_and_any_other_error_of_the_system_is_ours(tmp_path, capsys):
+def test_a_name_that_the_system_refuses_is_reported_and_other_system_errors_are_bugs(tmp_path, capsys):
     (tmp_path / "loop").symlink_to("loop")
     for name, told in (("a" * 256, "File name too long"), ("loop", "Too many levels of symbolic links")):
         with pytest.raises(SystemExit) as ended:
@@ -77,7 +77,7 @@ def test_a_deleted_working_folder_is_reported(tmp_path, monkeypatch, capsys):
     assert ended.value.code == 2 and capsys.readouterr().err.endswith("[missing-working-folder]\n")
 
 
-def test_another_pipe_that_breaks_is_no_reader_that_left():
+def test_another_broken_pipe_is_not_taken_for_a_closed_output():
     read, write = os.pipe()
     os.close(read)
     with pytest.raises(BrokenPipeError):
@@ -113,7 +113,7 @@ run_command(command)
 
 @pytest.mark.parametrize("length", [1, 1_000_000], ids=["in the buffer", "over the buffer"])
 @pytest.mark.parametrize("end", ["well", "exit"])
-def test_a_reader_that_is_gone_ends_a_command_quietly(length, end):
+def test_a_closed_output_ends_a_command_quietly(length, end):
     ended = ended_by_its_reader([sys.executable, "-c", PROGRAM, str(length), end])
     assert ended == (READER_GONE_STATUS, "")
 
@@ -131,5 +131,5 @@ def test_an_error_is_printed_although_the_reader_of_the_output_has_ended():
     ],
     ids=["status", "pretrain", "data_prep"],
 )
-def test_the_commands_end_so(words):
+def test_every_command_ends_quietly_at_a_closed_output(words):
     assert ended_by_its_reader([sys.executable, *words]) == (READER_GONE_STATUS, "")

@@ -77,7 +77,7 @@ def test_work_is_finished_although_the_streams_are_closed(tmp_path: Path, redire
     assert (found[0], found[1], found[3]) == (0, output, b"worked")
 
 
-def test_a_letter_that_a_stream_does_not_have_is_written_out() -> None:
+def test_characters_outside_the_encoding_of_a_stream_are_escaped() -> None:
     found = run('exec "$@"', "1", "well", PYTHONIOENCODING="ascii")
     assert found == (0, r"r\xe9sult" + "\n", "progress\n", b"worked")
 

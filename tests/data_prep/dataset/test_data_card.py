@@ -26,7 +26,7 @@ def table_rows(card: str, section: str) -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
-def test_every_data_set_has_one(small_shards: Path) -> None:
+def test_every_data_set_has_a_card(small_shards: Path) -> None:
     manifest = open_dataset(small_shards).manifest
     card = (small_shards / CARD_NAME).read_text(encoding="utf-8")
     assert f"`{manifest.digest}`" in card and manifest.tokenizer.fingerprint in card
@@ -60,7 +60,7 @@ def test_escaping_by_hand() -> None:
     assert escaped("a|b\n c_d <e> & `f`") == r"a\|b c\_d &lt;e&gt; &amp; \`f\`"
 
 
-def test_it_tells_versions_drops_and_removals(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_the_card_lists_versions_drops_and_removals(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     texts = read_texts(small_corpus)
     folder = tmp_path / "shards"
     first = make_data_set(folder, {"one": [*texts[:60], *texts[:3], " "], "two": texts[60:90]}, small_tokenizer)

@@ -13,7 +13,7 @@ from data_prep.storage import storage
 from tests.support.error_codes import coded
 
 
-def test_a_path_that_does_not_exist_is_said_not_to_exist(tmp_path: Path) -> None:
+def test_a_missing_path_is_reported_as_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path}/none does not exist", check=coded("missing-path")):
         open_dataset(tmp_path / "none")
     with pytest.raises(UserError, match="none.jsonl does not exist", check=coded("missing-path")):

@@ -106,7 +106,7 @@ def test_a_shard_that_a_removal_empties_is_dropped(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_a_data_set_is_not_emptied(folder: Path, split: str) -> None:
+def test_a_removal_that_would_empty_a_split_is_refused(folder: Path, split: str) -> None:
     ids = [document for name, _, document, _, _ in contents(folder) if name == split]
     with pytest.raises(UsageError, match=f"{split} split", check=coded("would-empty-split")):
         remove(folder, ids=ids)
@@ -183,7 +183,7 @@ def test_a_damaged_shard_is_not_written_anew(folder: Path) -> None:
     assert open_dataset(folder).manifest.version == 1
 
 
-def test_an_unfinished_removal_of_something_else_is_not_mixed_up(folder: Path) -> None:
+def test_an_unfinished_removal_of_another_source_is_refused(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt), stopped_after(0, "manifest-*.json"):
         remove(folder, source="south")
     assert (folder / "train-000004.tar").exists() and problems_of(folder) == []
@@ -204,7 +204,7 @@ def test_a_damaged_removal_is_reported_and_discarded_with_fresh(folder: Path) ->
     assert manifest.removed_sources == {"south"} and not (folder / ".removal").exists()
 
 
-def test_a_removal_that_another_command_overtook_begins_anew(folder: Path) -> None:
+def test_a_removal_starts_again_after_another_command_changed_the_set(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt), stopped_after(0, "manifest-*.json"):
         remove(folder, source="south")
     begun = (folder / ".removal").rename(folder.parent / "begun")
@@ -215,7 +215,7 @@ def test_a_removal_that_another_command_overtook_begins_anew(folder: Path) -> No
     assert verify(folder).manifest == manifest
 
 
-def test_unfinished_shards_are_not_removed_from(folder: Path) -> None:
+def test_a_removal_from_an_unfinished_data_set_is_refused(folder: Path) -> None:
     (folder / ".work").mkdir()
     with pytest.raises(UserError, match="'shards'", check=coded("unfinished-work")):
         remove(folder, source="south")
@@ -245,7 +245,9 @@ def test_a_comment_may_hold_what_is_no_line_end_in_a_text_file(tmp_path: Path, e
         (None, "ids.txt", "missing-path"),
     ],
 )
-def test_a_file_of_something_else_is_named(tmp_path: Path, data: bytes | None, message: str, code: str) -> None:
+def test_a_list_that_holds_no_document_ids_is_refused(
+    tmp_path: Path, data: bytes | None, message: str, code: str
+) -> None:
     if data is not None:
         (tmp_path / "ids.txt").write_bytes(data)
     with pytest.raises(UserError, match=message, check=coded(code)):

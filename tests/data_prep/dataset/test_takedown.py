@@ -98,7 +98,7 @@ def take_down(folder: Path, *urls: str) -> Manifest:
 
 @pytest.mark.long
 @pytest.mark.parametrize("url", ["own", "https://copy.org/", "https://near.org/"])
-def test_a_text_goes_by_the_url_of_any_of_its_copies(folder: Path, url: str) -> None:
+def test_a_text_is_removed_by_the_url_of_any_copy(folder: Path, url: str) -> None:
     first = document_ids(folder, "north")[0]
     before = provenance_of(folder, open_dataset(folder).manifest)
     manifest = take_down(folder, url_of(first) if url == "own" else url)
@@ -153,14 +153,16 @@ def test_a_shard_that_is_emptied_leaves_its_other_rows_detached(folder: Path) ->
     assert manifest.detached_provenance == () and problems_of(folder) == []
 
 
-def test_a_source_goes_from_the_sidecars_too(folder: Path) -> None:
+def test_removing_a_source_removes_its_rows_from_the_sidecars(folder: Path) -> None:
     manifest, _ = remove(folder, source="south")
     assert {source for _, source, _ in provenance_of(folder, manifest)} == {"north"}
     assert problems_of(folder) == []
 
 
 @pytest.mark.parametrize("num_writes", range(0, 9, 2))
-def test_stopped_anywhere_it_ends_with_the_same_bytes(folder: Path, tmp_path: Path, num_writes: int) -> None:
+def test_a_takedown_stopped_at_any_write_ends_with_the_same_bytes(
+    folder: Path, tmp_path: Path, num_writes: int
+) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     urls = [url_of(identity) for identity in document_ids(folder, "north")[:6]]
     take_down(other, *urls)
@@ -171,7 +173,7 @@ def test_stopped_anywhere_it_ends_with_the_same_bytes(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.long
-def test_verify_finds_sidecars_that_lie(folder: Path, original: Path) -> None:
+def test_verify_finds_damaged_and_wrong_sidecars(folder: Path, original: Path) -> None:
     manifest = open_dataset(folder).manifest
     name = manifest.provenance_files[0].name
     (folder / name).write_bytes((folder / name).read_bytes() + b"!")
@@ -215,7 +217,7 @@ def test_without_provenance_the_setting_is_named(small_shards: Path) -> None:
         ("l.csv", 'note,url\nx," a\u00a0"\nx,"b\nc"\nx, \n', [(2, " a\u00a0"), (4, "b\nc")]),
     ],
 )
-def test_lists_are_read(tmp_path: Path, name: str, text: str, values: list[tuple[int, str]]) -> None:
+def test_lists_of_every_kind_are_read(tmp_path: Path, name: str, text: str, values: list[tuple[int, str]]) -> None:
     (tmp_path / name).write_bytes(text.encode())
     assert read_list(str(tmp_path / name), URL_NAMES) == values
 

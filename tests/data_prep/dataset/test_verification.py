@@ -124,7 +124,7 @@ def test_a_shard_that_the_manifest_does_not_name_is_reported(folder: Path) -> No
         (lambda record: _with(record, document_ids=record.document_ids * np.uint64(0)), "documents twice"),
     ],
 )
-def test_shards_that_lie_are_found_though_their_hashes_agree(
+def test_wrong_records_are_found_although_the_hashes_agree(
     folder: Path, change: Callable[[Record], Record], message: str
 ) -> None:
     forge_shard(folder, 0, change)
@@ -313,7 +313,7 @@ def test_a_folder_without_a_manifest_is_no_shard_set(folder: Path) -> None:
         ('{"format_version": 2}', r"is damaged \(clozeworks_version: Field required\)"),
     ],
 )
-def test_a_manifest_that_is_none_is_named(folder: Path, text: str, message: str) -> None:
+def test_an_invalid_manifest_is_reported(folder: Path, text: str, message: str) -> None:
     (folder / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=message):
         verify_shards(str(folder))

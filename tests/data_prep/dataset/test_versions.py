@@ -94,7 +94,7 @@ def test_a_version_that_was_not_made_from_the_current_one_is_refused(folder: Pat
         publish(str(folder), rival)
 
 
-def test_stopped_at_any_write_it_is_the_old_version_or_the_new_and_ends_right(folder: Path) -> None:
+def test_a_publication_stopped_at_any_write_leaves_a_whole_version(folder: Path) -> None:
     first = read_manifest(str(folder))
     second = child_of(first)
     for num_writes in range(4):
@@ -145,7 +145,7 @@ def test_purging_deletes_what_the_current_version_does_not_need(folder: Path) ->
         read_manifest(str(folder), first.digest)
 
 
-def test_stopped_in_a_purge_the_rest_is_named_and_goes_next_time(folder: Path) -> None:
+def test_a_stopped_purge_is_reported_and_completed_next_time(folder: Path) -> None:
     first = read_manifest(str(folder))
     publish(str(folder), smaller_child_of(first))
     (folder / "manifest-000001.json").unlink()  # the first that goes

@@ -13,7 +13,7 @@ from tests.support.work_units import Destinations
 PAIRS = np.column_stack([np.arange(9), np.full(9, 7)])
 
 
-def test_ids_come_back_at_their_destinations(tmp_path: Path) -> None:
+def test_ids_are_read_back_for_each_destination(tmp_path: Path) -> None:
     places = Destinations(num_train=3, num_valid=2, valid_fraction=0.3)
     ids = np.random.default_rng(0).integers(0, 1 << 64, 200, np.uint64)
     near, earlier = np.concatenate([ids[:150], ids[:5]]), ids[100:]

@@ -167,7 +167,7 @@ def test_clusters_joined_step_by_step_are_those_of_all_pairs() -> None:
     np.testing.assert_array_equal((members, roots), clusters(pairs))
 
 
-def test_it_is_splitmix64() -> None:
+def test_the_hash_is_splitmix64() -> None:
     """The first outputs of the published generator from seed 0, whose state grows by the golden ratio."""
     states = np.arange(3, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     assert [hex(value) for value in mix(states).tolist()] == [

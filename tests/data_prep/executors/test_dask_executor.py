@@ -225,7 +225,7 @@ def test_a_tokenizer_in_a_store_is_not_trained_on_other_machines(small_corpus: P
         train_tokenizer(small_corpus, output="memory://t", vocab_size=600, executor=Elsewhere())  # type: ignore[arg-type]
 
 
-def test_errors_come_back_as_themselves_and_options_go_along(
+def test_errors_keep_their_class_and_workers_get_the_storage_options(
     small_corpus: Path, tokenizer: Tokenizer, scheduler: str, workers: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     corpus = tmp_path / "bad.jsonl"
@@ -246,7 +246,7 @@ def test_errors_come_back_as_themselves_and_options_go_along(
 
 
 @pytest.mark.long
-def test_relative_names_are_those_of_the_command(
+def test_relative_paths_are_resolved_where_the_command_runs(
     small_corpus: Path,
     tokenizer: Tokenizer,
     scheduler: str,

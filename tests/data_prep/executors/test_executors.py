@@ -287,7 +287,7 @@ print(sorted(value for value, _ in found), os.getpid() in {pid for _, pid in fou
 
 @pytest.mark.spawn
 @pytest.mark.parametrize("how", ["script", "-c", "stdin"])
-def test_a_script_needs_no_guard_and_its_functions_travel_by_value(tmp_path: Path, how: str) -> None:
+def test_functions_of_a_script_without_a_main_guard_run_in_workers(tmp_path: Path, how: str) -> None:
     (tmp_path / "script.py").write_text(_SCRIPT_WITHOUT_GUARD)
     words = {"script": [str(tmp_path / "script.py")], "-c": ["-c", _SCRIPT_WITHOUT_GUARD], "stdin": ["-"]}[how]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}

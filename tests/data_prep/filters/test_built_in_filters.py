@@ -99,7 +99,7 @@ def test_a_blocklist_is_identified_by_its_content(tmp_path: Path) -> None:
     assert filter_identity("url_blocklist", domains=["b.example"]) != given
 
 
-def test_a_mark_of_the_encoding_begins_no_entry(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_entry(tmp_path: Path) -> None:
     listed = tmp_path / "domains.txt"
     listed.write_text("# bad ones\nspam.example\n", encoding="utf-8-sig")
     given = filter_identity("url_blocklist", domains=str(listed))

@@ -120,7 +120,7 @@ def test_a_field_that_is_not_read_is_named_in_the_fix(tmp_path: Path) -> None:
         list(reader(tmp_path, lambda document: "low" if document.metadata["quality"] < 3 else None))
 
 
-def test_reasons_that_never_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_different_reasons_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data_prep.filters.chain._MOST_REASONS", 3)
     with pytest.raises(UserError, check=coded("filter-reasons")):
         list(reader(tmp_path, lambda document: document.text))

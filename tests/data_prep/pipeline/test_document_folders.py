@@ -77,7 +77,7 @@ def test_a_stopped_run_keeps_what_it_has_and_the_index_comes_last(
     assert files_of(folder) == files_of(tmp_path / "whole-dropped")
 
 
-def test_of_a_complete_data_set_they_cannot_be_asked_for_later(
+def test_dropped_documents_of_a_complete_data_set_cannot_be_written_later(
     corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     prepare(corpus, small_tokenizer, tmp_path / "one")

@@ -60,7 +60,7 @@ def contents(folder: Path, tokenizer: Tokenizer) -> list[tuple[str, int]]:
     return sorted(found)
 
 
-def test_near_duplicates_go_and_are_counted_and_the_first_stays(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_near_duplicates_are_dropped_and_counted_and_the_first_is_kept(tokenizer: Tokenizer, tmp_path: Path) -> None:
     originals = texts(40, 1)
     first = write_texts(tmp_path / "z.jsonl", originals)
     second = write_texts(tmp_path / "a.jsonl", [*map(nearly, originals[:10]), *texts(5, 2), originals[0]])
@@ -72,7 +72,7 @@ def test_near_duplicates_go_and_are_counted_and_the_first_stays(tokenizer: Token
 
 
 @pytest.mark.parametrize(("shared_words", "is_warned_of"), [(110, True), (60, False)])
-def test_a_source_that_a_chain_of_similar_documents_swallows_is_warned_about(
+def test_a_source_lost_to_a_chain_of_similar_documents_gives_a_warning(
     shared_words: int, is_warned_of: bool, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each document shares most of its words with the next, and none with the one after many."""
@@ -104,7 +104,7 @@ def test_where_all_held_out_documents_are_near_duplicates_another_is_held_out(
     assert listed == {path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(("train", "valid"))}
 
 
-def test_a_held_out_document_that_is_a_near_duplicate_is_in_the_books(
+def test_a_held_out_near_duplicate_is_counted(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of 13 documents the hash of one alone says valid, and that one is a near-copy of another."""
@@ -203,7 +203,7 @@ def test_a_stopped_addition_goes_on_to_the_same_bytes(file: str, tokenizer: Toke
     assert made[0] == made[1]
 
 
-def test_an_addition_of_nothing_new_is_a_version_that_says_so(
+def test_an_addition_without_new_documents_is_a_version_of_the_same_shards(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "set"

@@ -12,7 +12,7 @@ from tests.support.work_units import Section
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_seen_ids_are_those_of_a_set(seed: int) -> None:
+def test_the_set_of_seen_ids_equals_a_python_set(seed: int) -> None:
     generator = np.random.default_rng(seed)
     seen: set[int] = set()
     ids = SeenIds()

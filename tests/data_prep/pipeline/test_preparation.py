@@ -115,9 +115,7 @@ def test_a_text_in_two_files_is_kept_once_and_counted(small_corpus: Path, tokeni
     assert Counter(found) == Counter(normalized(text) for text in [*texts, "A new text."])
 
 
-def test_of_equal_texts_the_first_sources_copy_survives(
-    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_the_copy_of_the_first_source_is_kept(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     texts = read_texts(small_corpus)
     first, second = (write_texts(tmp_path / "z.jsonl", texts[:20]), write_texts(tmp_path / "a.jsonl", texts[10:40]))
     sources = {"one": first, "two": {"input": second, "license": "CC0-1.0"}}

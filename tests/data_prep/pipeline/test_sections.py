@@ -96,7 +96,7 @@ def test_a_unit_without_documents_has_a_file_without_sections(tmp_path: Path) ->
     assert read_summary(url)[1].tolist() == [0] * 5
 
 
-def test_the_documents_of_a_mask_are_taken_whole() -> None:
+def test_a_mask_selects_whole_documents() -> None:
     section = join_sections([section for section, _ in random_batches(1, 20)])
     for seed in range(3):
         is_kept = np.random.default_rng(seed).random(len(section.document_ids)) < 0.4
@@ -139,7 +139,7 @@ def test_a_file_of_an_earlier_release_is_not_misread(tmp_path: Path) -> None:
         read_summary(str(tmp_path / "work"))
 
 
-def test_runs_by_hand() -> None:
+def test_runs_of_equal_values_equal_those_made_by_hand() -> None:
     values = np.arange(10)
     assert take_runs(values, np.array([7, 0, 3]), np.array([2, 1, 3])).tolist() == [7, 8, 0, 3, 4, 5]
     assert take_runs(values, np.array([4]), np.array([2])).tolist() == [4, 5]

@@ -103,7 +103,7 @@ def test_the_same_shards_are_made_of_the_texts(made: Path, small_tokenizer: Path
     assert shards_of(tmp_path / "again") == shards_of(made)
 
 
-def test_of_a_foreign_tokenizer_the_texts_are_as_they_were_written(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_texts_written_with_a_foreign_tokenizer_give_the_same_shards(sources: dict[str, Path], tmp_path: Path) -> None:
     tokenizer = write_byte_level(tmp_path / "tokenizer", ["Some text of its own.\n\nAnd more."] * 9)
     make(sources, tokenizer, tmp_path / "out")
     again = {name: {"input": f"{tmp_path}/out-texts/text-web_1_{n}-*"} for n, name in enumerate(sources)}
@@ -241,7 +241,7 @@ def test_a_finished_data_set_needs_its_texts(sources: dict[str, Path], small_tok
     assert rows_of(tmp_path / "out-texts")
 
 
-def test_folders_that_are_something_else_are_refused(
+def test_unusable_folders_for_texts_are_refused(
     made: Path, sources: dict[str, Path], small_tokenizer: Path, tmp_path: Path
 ) -> None:
     inputs = next(iter(sources.values())).parent

@@ -75,7 +75,7 @@ def test_ranges_in_any_order_and_a_merge_give_the_bytes_of_one_run(plan: Planned
 
 
 @pytest.mark.long
-def test_a_merge_before_all_ranges_stands_in_the_way_of_none(
+def test_a_merge_before_all_ranges_blocks_no_range(
     plan: Planned, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     other = planned(small_corpus, tokenizer, "shards.seed=9")
@@ -87,7 +87,7 @@ def test_a_merge_before_all_ranges_stands_in_the_way_of_none(
     assert plan.merge(tmp_path)
 
 
-def test_ranges_run_together_and_the_same_twice_or_the_whole_does_not(plan: Planned, tmp_path: Path) -> None:
+def test_ranges_run_at_once_except_equal_ones_and_the_whole_command(plan: Planned, tmp_path: Path) -> None:
     output = str(tmp_path / "out")
     with storage.hold_lock(output, ShardRange(1, 3).name):
         with pytest.raises(UserError, check=coded("folder-locked")):
@@ -102,7 +102,7 @@ def test_ranges_run_together_and_the_same_twice_or_the_whole_does_not(plan: Plan
 
 
 @pytest.mark.long
-def test_ranges_that_begin_at_the_same_moment_all_end_well(plan: Planned, tmp_path: Path) -> None:
+def test_ranges_that_start_at_the_same_moment_all_succeed(plan: Planned, tmp_path: Path) -> None:
     start, errors = threading.Barrier(4), []
 
     def work(number: int) -> None:

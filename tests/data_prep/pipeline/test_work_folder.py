@@ -84,7 +84,7 @@ def test_fresh_removes_older_versions_and_leaves_what_is_not_ours(
     assert files_of(tmp_path) == {**whole, "notes.md": b"old"}
 
 
-def test_work_whose_removal_was_cut_short_is_never_taken_for_another_plans(
+def test_half_removed_work_is_never_used_by_another_plan(
     plan: Planned, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
@@ -158,7 +158,7 @@ def test_work_without_a_finished_unit_can_be_replaced(small_corpus: Path, tokeni
         prepare()
 
 
-def test_skipped_input_does_not_become_an_error_on_the_way(
+def test_work_made_with_the_policy_skip_refuses_the_policy_error(
     plan: Planned, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     tolerant = plan_of(small_corpus, tokenizer, "documents.on_bad_input=skip")
@@ -202,7 +202,7 @@ def test_no_secret_reaches_plan_manifest_or_card(small_corpus: Path, tokenizer: 
     assert json.loads(written["manifest.json"])["sources"][0]["url"] == "https://example.org/corpus"
 
 
-def test_of_changed_filters_the_one_that_changed_is_named() -> None:
+def test_the_changed_filter_is_named() -> None:
     first = {"name": "my:one", "parameters": {"low": 1}, "source_sha256": "a"}
     second = {"name": "metadata", "parameters": {"keep": "x"}, "version": "1"}
 

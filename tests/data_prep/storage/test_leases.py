@@ -101,7 +101,7 @@ def test_the_whole_folder_and_ranges_exclude_each_other_as_locally(folder: str, 
 @pytest.mark.parametrize(
     ("name", "other"), [("range-001-of-002", ".lock.json"), ("", ".lock-range-001-of-002.json")], ids=["part", "whole"]
 )
-def test_a_lease_of_the_other_kind_that_was_taken_since_the_first_look_is_seen(
+def test_a_lease_taken_since_the_first_listing_is_noticed(
     folder: str, s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch, name: str, other: str
 ) -> None:
     lease, others = leases.Lease, list[leases.Lease]()
@@ -136,7 +136,7 @@ def test_a_lease_is_renewed_for_as_long_as_it_is_held(folder: str, s3_bucket: S3
 
 @pytest.mark.long
 @pytest.mark.spawn
-def test_a_holder_that_was_killed_on_this_machine_blocks_nobody(folder: str) -> None:
+def test_the_lease_of_a_holder_killed_on_this_machine_is_taken_at_once(folder: str) -> None:
     with another_process_holds(folder, "", leases._machine_mark(), 60.0) as holder:
         assert f"process {holder.pid} on" in refused(folder)
         holder.send_signal(signal.SIGKILL)
@@ -164,7 +164,7 @@ def test_the_lease_of_another_machine_is_taken_when_it_is_no_longer_renewed(
 
 @pytest.mark.long
 @pytest.mark.spawn
-def test_of_processes_that_want_a_dead_ones_lease_at_once_one_gets_it(folder: str, s3_bucket: S3Bucket) -> None:
+def test_one_of_several_processes_takes_the_lease_of_a_dead_holder(folder: str, s3_bucket: S3Bucket) -> None:
     dead = {"owner": "0", "pid": 1, "host": "gone", "machine": "gone", "lease_seconds": SHORT_LEASE_SECONDS}
     storage.write_bytes(f"{folder}/.lock.json", json.dumps(dead).encode())
     processes = [start(folder, lease_seconds=5.0) for _ in range(3)]

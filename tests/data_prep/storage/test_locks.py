@@ -57,9 +57,7 @@ def test_a_second_holder_is_refused_and_the_first_is_named(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == []
 
 
-def test_a_lock_held_for_a_moment_is_waited_for_up_to_a_fifth_of_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_lock_is_waited_for_up_to_a_fifth_of_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     with ExitStack() as first:
         first.enter_context(storage.hold_lock(tmp_path))
@@ -90,7 +88,7 @@ def test_the_whole_folder_and_a_range_exclude_each_other(tmp_path: Path) -> None
 
 @pytest.mark.spawn
 @pytest.mark.parametrize("name", ["", "range-001-of-002"])
-def test_a_killed_holder_blocks_nobody(name: str, tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_holder_is_free(name: str, tmp_path: Path) -> None:
     with another_process_holds(tmp_path, name) as holder:
         assert f"process {holder.pid} on" in refused(tmp_path, name)
         assert f"process {holder.pid} on" in refused(tmp_path)

@@ -107,7 +107,7 @@ def test_a_change_of_the_login_in_the_environment_is_noticed(
 
 
 @pytest.mark.parametrize("kind", ["refuse", "reset", "cut", "lose_answer"])
-def test_every_operation_outlives_a_fault(kind: Kind, s3_bucket: S3Bucket, proxy: FaultProxy) -> None:
+def test_every_operation_is_retried_after_a_fault(kind: Kind, s3_bucket: S3Bucket, proxy: FaultProxy) -> None:
     url = f"{s3_bucket.url}/folder/a.bin"
     operations: list[tuple[Callable[[], object], object]] = [
         (lambda: storage.write_bytes(url, DATA), None),
@@ -129,7 +129,7 @@ def test_every_operation_outlives_a_fault(kind: Kind, s3_bucket: S3Bucket, proxy
 
 
 @pytest.mark.long
-def test_a_store_that_is_silent_is_asked_again(s3_bucket: S3Bucket, proxy: FaultProxy) -> None:
+def test_a_request_without_an_answer_is_sent_again(s3_bucket: S3Bucket, proxy: FaultProxy) -> None:
     be_impatient(s3_bucket, proxy)
     url = f"{s3_bucket.url}/a"
     for operation in (lambda: storage.write_bytes(url, b"abc"), lambda: storage.read_bytes(url)):
@@ -210,7 +210,7 @@ def test_a_refusal_that_lasts_fails_at_once(
         assert len(proxy.requests) <= 3
 
 
-def test_a_missing_file_is_no_file_rather_than_an_error(s3_bucket: S3Bucket) -> None:
+def test_a_missing_file_does_not_exist_and_raises_no_error(s3_bucket: S3Bucket) -> None:
     url = f"{s3_bucket.url}/never"
     assert not storage.exists(url) and storage.matches(url) == [] and storage.list_names(url) == []
     for read in (storage.read_bytes, storage.open_read, storage.size):
@@ -229,7 +229,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_noticed(s3_bucket: S3Buc
         file.read()
 
 
-def test_the_same_is_noticed_at_the_end_where_the_store_takes_no_conditions() -> None:
+def test_a_replaced_object_is_noticed_at_the_end_without_conditional_reads() -> None:
     url = "memory://bucket/changing"
     storage.write_bytes(url, DATA)
     file = storage.open_read(url)
@@ -262,7 +262,7 @@ def test_an_upload_that_dies_in_the_middle_leaves_no_object_and_no_parts(
 @pytest.mark.parametrize(
     ("kind", "concerns"), [("refuse", is_part(2)), ("lose_answer", completes)], ids=["a part", "the completion"]
 )
-def test_an_upload_is_begun_again_whole(
+def test_a_failed_upload_starts_again_from_its_beginning(
     kind: Kind,
     concerns: Callable[[Request], bool],
     s3_bucket: S3Bucket,
@@ -306,7 +306,7 @@ def test_the_client_sends_a_checksum_with_every_object(s3_bucket: S3Bucket, prox
     assert "x-amz-checksum-crc32" in {*put.headers, put.headers.get("x-amz-trailer")}
 
 
-def test_create_and_replace_give_way_to_the_first(s3_bucket: S3Bucket) -> None:
+def test_conditional_create_and_replace_keep_the_first_writer(s3_bucket: S3Bucket) -> None:
     for url in (f"{s3_bucket.url}/a.json", "memory://bucket/a.json"):
         assert remote_files.create(url, b"1") and not remote_files.create(url, b"2")
         first = remote_files.info(url)

@@ -50,7 +50,7 @@ def test_a_store_that_stays_away_is_given_up_at_the_limit(monkeypatch: pytest.Mo
     assert 0.3 <= time.monotonic() - began < retries.RETRY_SECONDS / 2
 
 
-def test_an_error_that_was_given_up_is_not_tried_again_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_retry_is_not_retried_by_an_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.01)
     inner = Store(TimeoutError())
     with pytest.raises(UserError):
@@ -59,7 +59,7 @@ def test_an_error_that_was_given_up_is_not_tried_again_outside(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("said", ["abc", "nan", "-1", "1s"])
-def test_a_time_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+def test_an_invalid_retry_time_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     monkeypatch.setenv(retries.RETRY_VARIABLE, said)
     with pytest.raises(
         UsageError,
@@ -69,7 +69,7 @@ def test_a_time_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, said: s
         retries.with_retries("s3://a/b", "read", Store(ConnectionResetError()))
 
 
-def test_the_environment_says_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_retry_time_is_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for said, seconds in (("", retries.RETRY_SECONDS), ("0", 0.0), ("1.5", 1.5)):
         monkeypatch.setenv(retries.RETRY_VARIABLE, said)
         assert retries.retry_seconds() == seconds

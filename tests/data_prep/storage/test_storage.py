@@ -183,7 +183,7 @@ def test_messages_show_no_password() -> None:
 
 
 @pytest.mark.parametrize("user", ["me", "me:", "me:p/w", "me:p?w", "me:p#w", "me:p@w/x", "me@work:p/w", "me:p w"])
-def test_user_and_password_reach_to_the_last_at_sign(user: str) -> None:
+def test_the_password_of_a_url_ends_at_the_last_at_sign(user: str) -> None:
     assert (
         storage.redact(f"https://proxy/postgresql://{user}@host:9/key?a=b#c") == "https://proxy/postgresql://host:9/key"
     )

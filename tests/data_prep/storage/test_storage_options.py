@@ -90,7 +90,7 @@ def test_options_end_with_their_call_also_for_threads_without_their_own() -> Non
     assert storage_options.options() == of_a_thread() == before
 
 
-def test_of_calls_at_once_the_one_that_ends_first_leaves_the_other_its_options() -> None:
+def test_concurrent_calls_keep_their_own_options() -> None:
     own = {"s3://": {"profile": "own"}}
     begun, ended = threading.Event(), threading.Event()
 

@@ -13,7 +13,7 @@ from tests.support.error_codes import coded
 VALUES = {"first_shard": 7, "names": ["a", "\udcff", None], "share": 0.1, "nested": {"counts": [[1, 2], [3, 4]]}}
 
 
-def test_values_come_back(tmp_path: Path) -> None:
+def test_values_are_read_back(tmp_path: Path) -> None:
     for values in (VALUES, 3, [], {}):
         write_state(str(tmp_path / "state"), values)
         assert read_state(str(tmp_path / "state")) == values

@@ -74,7 +74,7 @@ def test_uncased_text_loses_case_and_accents_but_no_vowel_signs() -> None:
     )
 
 
-def test_lowering_can_make_a_new_composition() -> None:
+def test_lower_case_text_is_composed_again() -> None:
     assert normalize("H\u0331", Normalization(lowercase=True)) == " \u1e96"
 
 
@@ -84,12 +84,12 @@ def test_stripping_accents_without_a_form_is_a_usage_error() -> None:
 
 
 @pytest.mark.parametrize("separator", ["\n\n", "\r\n\r\n", "\n \t\n\n", "\u2029", "\n\x00\n", "\r\r"])
-def test_blank_lines_part_paragraphs(separator: str) -> None:
+def test_blank_lines_separate_paragraphs(separator: str) -> None:
     assert clean_paragraphs(f" a\n b{separator}c ", PLAIN) == ["a b", "c"]
 
 
 @pytest.mark.parametrize("break_", ["\n", "\r\n", "\r", "\u2028", "\x85"])
-def test_one_line_break_parts_no_paragraphs(break_: str) -> None:
+def test_a_single_line_break_separates_no_paragraphs(break_: str) -> None:
     assert clean_paragraphs(f"a{break_}b", PLAIN) == ["a b"]
 
 
@@ -191,7 +191,7 @@ def test_the_fast_path_equals_the_slow_path(normalization: Normalization, text: 
 
 @pytest.mark.parametrize("marks", ["\u0301", "\u0301\u0327", "\u0e48", "\u20dd", "\uff9e\u0301", "\u0f73\u0327"])
 @pytest.mark.parametrize("before", [0, 1, 499, 500, 501, 1499])
-def test_a_row_of_a_thousand_marks_is_a_text_and_one_more_is_none(marks: str, before: int) -> None:
+def test_a_text_may_have_a_thousand_marks_in_a_row_and_no_more(marks: str, before: int) -> None:
     row = (marks * MAX_MARKS)[:MAX_MARKS]
     for text in (row, row + "a" + row):
         assert not has_too_many_marks("a" * before + text)
@@ -219,7 +219,7 @@ def test_removed_characters_neither_break_nor_lengthen_rows_of_marks() -> None:
 @pytest.mark.parametrize(
     "row", ["\u0301\u0327", "\u05b0\u034f\u0591", "\uff9e\u0301", "\u0f73\u0327", "\u0301\u061c\u0327"]
 )
-def test_no_text_takes_the_square_of_its_marks(normalization: Normalization, row: str) -> None:
+def test_cleaning_is_linear_in_the_number_of_marks(normalization: Normalization, row: str) -> None:
     """A row of 100,000 would take minutes; the worst that is taken is one of a thousand after the other."""
     started_at = time.thread_time()
     with pytest.raises(UserError, check=coded("too-many-combining-marks")):
@@ -229,7 +229,7 @@ def test_no_text_takes_the_square_of_its_marks(normalization: Normalization, row
 
 
 @given(st.text(st.sampled_from("a\u0301\u0327\u200b\u0e48\uff9e"), max_size=40))
-def test_rows_are_counted_as_one_would_by_hand(text: str) -> None:
+def test_rows_of_marks_are_counted_as_by_a_plain_loop(text: str) -> None:
     found = has_too_many_marks(text, 4)
     rows = text.replace("\u200b", "").split("a")
     assert found == any(len(row) > 4 for row in rows)

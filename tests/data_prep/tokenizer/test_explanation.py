@@ -55,7 +55,7 @@ def test_symbols_are_single_pieces_from_the_start(tokenizer: Tokenizer) -> None:
 
 
 @given(st.text(st.one_of(st.sampled_from("lownersti \u5c71\u00e9\u2581"), st.characters(codec="utf-8")), max_size=30))
-def test_any_text_is_explained_and_the_end_is_sentencepieces(tokenizer: Tokenizer, text: str) -> None:
+def test_the_explanation_of_any_text_ends_with_the_pieces_of_sentencepiece(tokenizer: Tokenizer, text: str) -> None:
     lines = list(explain(tokenizer, text))
     ids = tokenizer.encode(normalized(text, tokenizer.normalization)).tolist()
     assert lines[2].split()[1:] == [str(number) for number in ids]
