@@ -281,7 +281,7 @@ def test_fragments_with_gaps_or_overlaps_are_refused(
     first = next(key for key in sorted(tensors) if key.startswith("weight:0:"))
     tensor = tensors.pop(first)
     sign(checkpoint, TENSORS, safetensors.torch.save(tensors | change(first.split(":", 2)[2], tensor)))
-    with pytest.raises(UserError, match=match):
+    with pytest.raises(UserError, match=match, check=coded("damaged-checkpoint")):
         read_weights(checkpoint)
 
 

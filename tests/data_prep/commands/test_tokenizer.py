@@ -82,7 +82,7 @@ def test_changed_settings_and_inputs_are_named(
         "documents.on_bad_input was": "documents.on_bad_input=skip",
     }
     for message, override in changes.items():
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=message, check=coded("other-tokenizer")):
             run(*arguments, override)
     with copy.open("a") as file:
         file.write('{"text": "one more"}\n')

@@ -111,7 +111,7 @@ def test_a_name_that_the_data_set_has_or_had_is_refused(
     if removed:
         remove(folder, source="south")
     version = open_dataset(folder).manifest.version
-    with pytest.raises(UsageError, match="'south' " + ("was removed from" if removed else "is in") + " the data set"):
+    with pytest.raises(UsageError, match="'south'", check=coded("source-name-taken")):
         make_data_set(folder, {"south": texts[120:]}, small_tokenizer, add=True)
     assert open_dataset(folder).manifest.version == version
     assert problems_of(folder) == []

@@ -180,7 +180,7 @@ def test_a_damaged_file_is_named(shards: HostileShards, tmp_path: Path) -> None:
     data = bytearray((tmp_path / name).read_bytes())
     data[-1] ^= 1
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=name):
+    with pytest.raises(UserError, match=name, check=coded("checksum-mismatch")):
         read_statistics(str(tmp_path))
 
 
