@@ -236,7 +236,7 @@ def test_row_14_a_store_that_dies_in_a_multipart_upload(
 @pytest.mark.fault(
     row=15, fault="two runs on one output at once", required="the second is refused, naming the first, which ends right"
 )
-def test_row_15_a_second_run_on_one_output_is_refused_and_told_the_first(
+def test_row_15_a_second_run_on_one_output_is_refused_and_names_the_first(
     command: Command, arguments: list[str], whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
@@ -269,7 +269,7 @@ def test_row_15_a_second_run_on_one_output_is_refused_and_told_the_first(
 @pytest.mark.fault(
     row=16, fault="output folder not writable; a file in its place", required="clear error before work starts"
 )
-def test_row_16_an_output_that_cannot_be_written_is_told_before_work_starts(
+def test_row_16_an_output_that_cannot_be_written_is_reported_before_work_starts(
     command: Command, arguments: list[str], tmp_path: Path
 ) -> None:
     file, read_only = tmp_path / "file", tmp_path / "read-only"

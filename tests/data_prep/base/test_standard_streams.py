@@ -82,7 +82,7 @@ def test_characters_outside_the_encoding_of_a_stream_are_escaped() -> None:
     assert found == (0, r"r\xe9sult" + "\n", "progress\n", b"worked")
 
 
-def test_a_stream_that_tells_raises_and_one_that_does_not_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_reports_its_failure_raises_and_a_silent_one_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     with os.fdopen(write, "w", encoding="ascii") as stream, os.fdopen(read, "rb") as pipe:
         quiet, telling = guarded(stream, raises=False), guarded(stream, raises=True)

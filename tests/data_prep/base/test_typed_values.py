@@ -209,6 +209,6 @@ def test_a_base_that_cannot_be_is_refused(base: str, code: str, tmp_path: Path) 
         ship(tmp_path, f"base: {base}\nname: x\n")
 
 
-def test_a_base_is_a_setting_of_files_alone() -> None:
+def test_a_base_is_only_a_setting_of_files() -> None:
     with pytest.raises(UsageError, check=coded("unknown-setting")):
         load_settings(Ship, None, ["base=one"])

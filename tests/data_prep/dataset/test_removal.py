@@ -69,7 +69,7 @@ def test_removing_a_source_changes_no_other_document(folder: Path) -> None:
     assert manifest.steps[-1].dropped == {"removed": 60} and manifest.steps[-1].documents_out == 140
 
 
-def test_only_shards_that_hold_it_are_written_anew(folder: Path) -> None:
+def test_only_shards_that_hold_the_source_are_rewritten(folder: Path) -> None:
     shard = open_dataset(folder).manifest.train.shards[1]
     record, *_ = records_of(folder / shard.name)
     manifest, _ = remove(folder, ids=record.document_ids[:2].tolist())
@@ -173,7 +173,7 @@ def test_purging_leaves_no_file_that_holds_it(folder: Path) -> None:
     assert len(list(folder.glob("*.tar"))) == len(manifest.shards)
 
 
-def test_a_damaged_shard_is_not_written_anew(folder: Path) -> None:
+def test_a_damaged_shard_is_not_rewritten(folder: Path) -> None:
     path = folder / "train-000001.tar"
     data = bytearray(path.read_bytes())
     data[5000] ^= 4

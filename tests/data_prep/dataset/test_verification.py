@@ -212,9 +212,7 @@ def test_an_edit_that_changes_no_count_is_found(folder: Path) -> None:
         (lambda text: "", "does not name the digest"),
     ],
 )
-def test_a_card_edited_by_hand_is_named_and_can_be_written_anew(
-    folder: Path, edit: Callable[[str], str], message: str
-) -> None:
+def test_an_edited_card_is_named_and_can_be_rewritten(folder: Path, edit: Callable[[str], str], message: str) -> None:
     path = folder / "DATA_CARD.md"
     whole = path.read_bytes()
     path.write_bytes(edit(whole.decode()).encode())

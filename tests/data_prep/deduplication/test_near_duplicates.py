@@ -139,7 +139,7 @@ def expected_ids(files: Sequence[Sequence[Document]], settings: DeduplicationSet
     return sorted({document_id for document_id, place in first_place.items() if least[place] != place})
 
 
-def test_a_near_copy_goes_and_different_documents_stay(tmp_path: Path) -> None:
+def test_a_near_copy_is_dropped_and_different_documents_are_kept(tmp_path: Path) -> None:
     files = [[(1, tokens_of(1)), (2, tokens_of(2))], [(3, edited(tokens_of(1), 4)), (4, edited(tokens_of(2), 150))]]
     assert found(tmp_path, files) == [3]
 

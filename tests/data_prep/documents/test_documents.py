@@ -461,7 +461,7 @@ def test_bytes_after_the_last_compressed_member_are_damage_unless_they_are_paddi
     ],
     ids=["array over lines", "array in a line", "object over lines", "array with a byte order mark"],
 )
-def test_json_that_is_not_one_object_a_line_says_so(tmp_path: Path, data: bytes, compression: str) -> None:
+def test_json_over_several_lines_is_named_with_the_fix(tmp_path: Path, data: bytes, compression: str) -> None:
     path = tmp_path / f"a.json{compression}"
     path.write_bytes(COMPRESS[compression](data))
     for unit in units_of(path, unit_bytes=100):

@@ -112,7 +112,7 @@ def test_a_word_too_long_for_memory_is_encoded_in_parts_and_counted(
     assert np.split(section.tokens, ends[:-1])[1].tolist() == spans
 
 
-def test_a_sentence_whose_tokens_a_foreign_tokenizer_cleans_away_is_none() -> None:
+def test_a_sentence_without_tokens_of_a_foreign_tokenizer_is_not_counted() -> None:
     class Cleaning(ForeignTokenizer):
         """Two tokens for the first two sentences; nothing for the third."""
 

@@ -238,7 +238,7 @@ def test_lists_that_a_release_did_not_keep_must_be_given_again(folder: Path, ori
     assert dataset.sources["more"].dropped == DROPPED
 
 
-def test_an_inherited_list_that_is_gone_is_named_with_what_to_do(
+def test_a_missing_inherited_list_is_named_with_the_fix(
     texts: list[str], small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "domains.txt").write_text("bad.org\n")

@@ -450,7 +450,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(small_corpus: Path, tokenizer: T
     assert files_of(output) == files_of(tmp_path / "whole")
 
 
-def test_a_folder_among_the_tokenizers_files_is_left_alone(small_corpus: Path, small_tokenizer: Path) -> None:
+def test_folders_among_the_files_of_the_tokenizer_are_not_copied(small_corpus: Path, small_tokenizer: Path) -> None:
     own = small_tokenizer.parent / "tokenizer with more"
     shutil.copytree(small_tokenizer, own)
     make([small_corpus], Tokenizer.load(own), own / "shards")

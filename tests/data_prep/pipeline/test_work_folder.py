@@ -61,7 +61,7 @@ def test_an_input_in_the_output_folder_is_refused(small_corpus: Path, tokenizer:
     assert corpus.exists() and not (tmp_path / "out" / ".work").exists()
 
 
-def test_the_tokenizer_may_lie_where_its_copy_goes(
+def test_the_tokenizer_may_already_be_in_the_folder_of_its_copy(
     plan: Planned, small_tokenizer: Path, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     own = tmp_path / "tokenizer"
