@@ -126,9 +126,15 @@ def test_a_change_during_the_run(
     assert_as_fresh(tmp_path / "out", tmp_path / "fresh", lambda folder: plan_of(corpus, tokenizer).make(folder))
 
 
-@pytest.mark.long
-@changes
-@pytest.mark.parametrize("with_", ["near", "keep_dropped", "workers"])
+@pytest.mark.parametrize(
+    ("with_", "change"),
+    [
+        pytest.param(with_, change, marks=pytest.mark.long if change in often else pytest.mark.slow)
+        for with_, often in {"near": (same_size, added), "keep_dropped": (removed,), "workers": (replaced,)}.items()
+        for change in CHANGES
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
 def test_a_change_with_further_files_and_processes(
     corpus: Path, tokenizer: Tokenizer, tmp_path: Path, change: Callable[[Path], None], with_: str
 ) -> None:

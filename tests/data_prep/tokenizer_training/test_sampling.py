@@ -208,6 +208,7 @@ def filtered(folder: Path, num_documents: int, unit_bytes: int = 6_000, **tokeni
     return sampled_from(source, documents=documents, tokenizer=tokenizer, shards={"unit_bytes": unit_bytes})
 
 
+@pytest.mark.long
 def test_filters_judge_only_what_the_sample_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = tmp_path / "calls"
     monkeypatch.setenv("FILTER_CALLS", str(calls))
@@ -222,6 +223,7 @@ def test_filters_judge_only_what_the_sample_needs(tmp_path: Path, monkeypatch: p
     assert all(len(line.split()) <= 20 for line in lines_of(sample.texts()))
 
 
+@pytest.mark.long
 def test_the_sample_of_filtered_documents_is_the_same_over_units_orders_and_budgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
