@@ -67,9 +67,7 @@ def test_a_dry_run_of_shards_writes_nothing(
     assert not output.exists()
 
 
-@pytest.mark.fault(
-    row=1, fault="no file matches; a folder; an empty file; in a command", required="one paragraph, and no manifest"
-)
+@pytest.mark.fault(row=1, fault="a command without a usable input", required="one paragraph, no manifest")
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

@@ -202,9 +202,7 @@ def test_processes_are_kept_from_run_to_run_and_know_the_stores_options(script: 
     assert output.strip() == "True 2 False {('s3://somewhere', 'somewhere')}"
 
 
-@pytest.mark.fault(
-    row=12, fault="a worker of the pool killed at its unit", required="its units are done again by others"
-)
+@pytest.mark.fault(row=12, fault="a worker of the pool is killed", required="its units are done again")
 @pytest.mark.spawn
 def test_units_of_a_killed_worker_are_done_again(script: Path) -> None:
     output, errors = _start(script, "killed_once").communicate(timeout=60)
@@ -218,9 +216,7 @@ def test_a_unit_that_always_kills_its_worker_is_given_up(script: Path) -> None:
     assert "user error: workers-killed" in output
 
 
-@pytest.mark.fault(
-    row=55, fault="the fork server of preparation killed at its start", required="one line; the work is done again"
-)
+@pytest.mark.fault(row=55, fault="the fork server is killed at its start", required="the work is done again")
 @pytest.mark.spawn
 def test_a_fork_server_killed_at_its_start_loses_no_result(script: Path) -> None:
     output, errors = _start(script, "server_killed_at_start").communicate(timeout=60)
@@ -228,9 +224,7 @@ def test_a_fork_server_killed_at_its_start_loses_no_result(script: Path) -> None
     assert "3 unfinished units" in errors and "1 of 3" in errors
 
 
-@pytest.mark.fault(
-    row=55, fault="the fork server of preparation killed at work", required="no traceback; nothing is lost"
-)
+@pytest.mark.fault(row=55, fault="the fork server is killed at work", required="no traceback, no loss")
 @pytest.mark.spawn
 def test_a_fork_server_killed_at_work_loses_no_result_and_leaves_no_worker(script: Path) -> None:
     output, errors = _start(script, "server_killed_at_work").communicate(timeout=60)

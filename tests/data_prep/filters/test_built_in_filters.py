@@ -39,9 +39,7 @@ def test_metadata_thresholds_count_each_failed_condition(tmp_path: Path) -> None
     assert kept.reader.dropped == {"filter metadata: not score >= 3": 1, "filter metadata: no score": 2}
 
 
-@pytest.mark.fault(
-    row=4, fault="a score that is text", required="named with file and line, or skipped and counted by policy"
-)
+@pytest.mark.fault(row=4, fault="a score is text", required="named by line, or counted by policy")
 def test_a_score_that_is_text_is_bad_input(tmp_path: Path) -> None:
     rows = [{"text": "a", "score": 4}, {"text": "b", "score": "4"}]
     with pytest.raises(BadInput, match="a.jsonl line 2.*'metadata': score='4'", check=coded("unreadable")):

@@ -68,9 +68,7 @@ def test_a_folder_that_datasets_saved_stands_for_its_files(tmp_path: Path) -> No
         files_of_input(str(tmp_path))
 
 
-@pytest.mark.fault(
-    row=3, fault="an Arrow stream that is cut short", required="named; the documents before the cut are not used"
-)
+@pytest.mark.fault(row=3, fault="an Arrow stream is cut short", required="named, and nothing of it is used")
 @pytest.mark.long
 def test_a_stream_that_was_cut_short_or_damaged_is_refused(tmp_path: Path) -> None:
     whole = arrow()
