@@ -27,51 +27,6 @@ def lines(texts: list[str]) -> bytes:
     return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
 
 
-class Shards:
-    """`shards` with one worker, into a new folder each time; every refusal must leave nothing half-made."""
-
-    def __init__(self, command: Command, tokenizer: Path, folder: Path) -> None:
-        self.command, self.tokenizer = command, tokenizer
-        self._folders = (folder / str(number) for number in itertools.count())
-        self.output = next(self._folders)
-
-    def __call__(self, inputs: list[Path], *settings: str) -> int:
-        self.output = next(self._folders)
-        return self.again(inputs, *settings)
-
-    def again(self, inputs: list[Path], *settings: str) -> int:
-        arguments = ["--tokenizer", self.tokenizer, "--output", self.output, "--workers", 1, *settings]
-        return self.command("shards", "--input", *inputs, *arguments, "shards.min_shards=2")
-
-    def refused(self, inputs: list[Path], message: str, *settings: str, status: int = 1) -> None:
-        assert self(inputs, *settings) == status
-        assert re.search(message, self.command.errors), self.command.errors
-        assert len(self.command.errors.strip().splitlines()[-1]) < 1000
-        assert_nothing_half_made(self.output)
-
-    def made(self, inputs: list[Path], *settings: str) -> dict[str, Any]:
-        """Make them; returns the manifest, which `verify` agrees with."""
-        assert self(inputs, *settings) == 0, self.command.errors
-        self.told = self.command.errors
-        assert self.command("verify", self.output, "--workers", 1) == 0
-        return json.loads((self.output / "manifest.json").read_text())
-
-    def skipped(self, inputs: list[Path], *settings: str) -> dict[str, Any]:
-        return self.made(inputs, "documents.on_bad_input=skip", *settings)
-
-
-@pytest.fixture
-def shards(command: Command, small_tokenizer: Path, tmp_path: Path) -> Shards:
-    return Shards(command, small_tokenizer, tmp_path / "outputs")
-
-
-@pytest.fixture
-def good(tmp_path: Path) -> Path:
-    path = tmp_path / "good.jsonl"
-    path.write_bytes(lines(TEXTS))
-    return path
-
-
 def held(manifest: dict[str, Any]) -> int:
     return manifest["train"]["documents"] + manifest["valid"]["documents"]
 
@@ -86,29 +41,40 @@ def dropped(manifest: dict[str, Any]) -> dict[str, int]:
 
 @pytest.mark.fault(
     row=4,
-    fault="JSONL with a missing field, a number for text, a broken line, a UTF-8 BOM, CRLF",
-    required="named by line; BOM and CRLF simply work",
+    fault="JSONL with a missing field, a number for text, a broken line, a UTF-8 BOM, CRLF; in a command",
+    required="one paragraph that names the line, and nothing half-made; or counted by policy, and verified",
 )
-def test_row_04_jsonl_with_faulty_lines(shards: Shards, tmp_path: Path, observed: Callable[..., None]) -> None:
-    path = tmp_path / "faulty.jsonl"
+def test_row_04_a_command_names_faulty_lines_or_counts_them(
+    command: Command, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    path, numbers = tmp_path / "faulty.jsonl", itertools.count()
+
+    def run(content: bytes, *settings: str) -> Path:
+        path.write_bytes(content)
+        output = tmp_path / f"out-{next(numbers)}"
+        words = ["--input", path, "--tokenizer", small_tokenizer, "--output", output, "--workers", 1]
+        status = command("shards", *words, "shards.min_shards=2", *settings)
+        assert status == (0 if (output / "manifest.json").exists() else 1)
+        return output
+
+    def counted(output: Path) -> tuple[int, dict[str, int]]:
+        manifest = json.loads((output / "manifest.json").read_text())
+        assert command("verify", output, "--workers", 1) == 0
+        return held(manifest), dropped(manifest)
+
     faults = {
         b'{"body": "x"}': (r"line 41 has no field 'text' \(its fields: body\)", "missing field"),
         b'{"text": 3}': ("line 41 has a number for 'text', not text", "not text"),
         b'{"text": "cut': (r"line 41 is not JSON \(", "invalid JSON"),
     }
     for line, (message, reason) in faults.items():
-        path.write_bytes(lines(TEXTS) + line + b"\n" + lines(["The last one."]))
-        shards.refused([path], rf"faulty\.jsonl {message}")
-        manifest = shards.skipped([path])
-        assert (held(manifest), dropped(manifest)) == (len(TEXTS) + 1, {reason: 1})
-    path.write_bytes(b"\xef\xbb\xbf" + lines(TEXTS).replace(b"\n", b"\r\n"))
-    manifest = shards.made([path])
-    assert (held(manifest), dropped(manifest)) == (len(TEXTS), {})
-    observed(
-        f"each of {len(faults)} faulty lines named; with documents.on_bad_input=skip it is counted, and the "
-        f"{len(TEXTS) + 1} others are there; BOM and CRLF simply work",
-        lost="with on_bad_input=skip the faulty lines",
-    )
+        content = lines(TEXTS) + line + b"\n" + lines(["The last one."])
+        assert_nothing_half_made(run(content))
+        assert re.search(rf"faulty\.jsonl {message}", command.errors), command.errors
+        assert len(command.errors.strip().splitlines()[-1]) < 1000
+        assert counted(run(content, "documents.on_bad_input=skip")) == (len(TEXTS) + 1, {reason: 1})
+    plain = b"\xef\xbb\xbf" + lines(TEXTS).replace(b"\n", b"\r\n")
+    assert counted(run(plain)) == (len(TEXTS), {})
 
 
 def write_monsters(folder: Path, line_bytes: int, word_bytes: int, num_words: int, num_different: int) -> list[Path]:
@@ -129,18 +95,10 @@ def check_monsters(
 ) -> str:
     """Make shards of monsters of these sizes in less memory than that; what was seen, in words."""
     inputs = write_monsters(folder, *sizes)
-    program = (
-        "import re, sys\nfrom data_prep.__main__ import main\nsys.argv[0] = 'data_prep'\nmain()\n"
-        "print('PEAK', re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+    peak_bytes, told = peak_of_shards(
+        inputs, tokenizer, folder / "out", f"documents.max_document_bytes={longest_bytes}"
     )
-    command = [sys.executable, "-c", program, "shards", "--input", *map(str, inputs), "--tokenizer", str(tokenizer)]
-    command += ["--output", str(folder / "out"), "--workers", "1", "shards.min_shards=2"]
-    command.append(f"documents.max_document_bytes={longest_bytes}")
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=3000)
-    assert done.returncode == 0, done.stderr
-    assert "left out, longer than documents.max_document_bytes" in done.stderr
-    peak_bytes = int(done.stdout.rpartition("PEAK ")[2]) * 1024
-    assert peak_bytes < most_bytes
+    assert "left out, longer than documents.max_document_bytes" in told and peak_bytes < most_bytes
     manifest = json.loads((folder / "out" / "manifest.json").read_text())
     *_, num_words, num_different = sizes
     duplicates = {"duplicate": num_words - num_different} if num_words > num_different else {}
@@ -186,7 +144,7 @@ def test_row_57_an_unbroken_word_and_a_document_of_60_mb_stay_within_the_stated_
     texts = [text * count, "The word after it.", "And another one."]
     path.write_text("".join(json.dumps({"text": each}, ensure_ascii=False) + "\n" for each in texts), encoding="utf-8")
     settings = [] if longest_bytes is None else [f"documents.max_document_bytes={longest_bytes}"]
-    peak_bytes = peak_of_shards([path], small_tokenizer, tmp_path / "out", *settings)
+    peak_bytes, _ = peak_of_shards([path], small_tokenizer, tmp_path / "out", "shards.valid_fraction=0.3", *settings)
     bound = DocumentSettings(max_document_bytes=longest_bytes or 64 << 20).worker_memory_bytes
     assert peak_bytes <= bound
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -198,25 +156,17 @@ def test_row_57_an_unbroken_word_and_a_document_of_60_mb_stay_within_the_stated_
     observed(f"{peak_bytes / 1e6:,.0f} MB of memory at most where {bound / 1e6:,.0f} are stated; the word is counted")
 
 
-def peak_of_shards(inputs: list[Path], tokenizer: Path, output: Path, *settings: str) -> int:
-    """Most memory that a preparation in one process takes, in bytes."""
+def peak_of_shards(inputs: list[Path], tokenizer: Path, output: Path, *settings: str) -> tuple[int, str]:
+    """Most memory that a preparation in one process takes, in bytes, and what it prints of errors."""
     program = (
         "import re, sys\nfrom data_prep.__main__ import main\nsys.argv[0] = 'data_prep'\nmain()\n"
         "print('PEAK', re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
     )
     command = [sys.executable, "-c", program, "shards", "--input", *map(str, inputs), "--tokenizer", str(tokenizer)]
-    command += [
-        "--output",
-        str(output),
-        "--workers",
-        "1",
-        "shards.min_shards=2",
-        "shards.valid_fraction=0.3",
-        *settings,
-    ]
+    command += ["--output", str(output), "--workers", "1", "shards.min_shards=2", *settings]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stderr
-    return int(done.stdout.rpartition("PEAK ")[2]) * 1024
+    return int(done.stdout.rpartition("PEAK ")[2]) * 1024, done.stderr
 
 
 @pytest.mark.slow
