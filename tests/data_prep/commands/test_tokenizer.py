@@ -16,9 +16,10 @@ import fsspec
 import pytest
 import yaml
 
+from data_prep import Tokenizer
 from data_prep.base.errors import UsageError, UserError
 from data_prep.commands import tokenizer
-from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerInfo
+from data_prep.tokenizer.tokenizer import TokenizerInfo
 from data_prep.tokenizer.tokenizer_report import GroupReport, read_report
 from tests.support.error_codes import coded
 from tests.support.references import check_parity

@@ -11,9 +11,8 @@ import pytest
 
 from data_prep import open_dataset
 from data_prep.dataset.data_card import CARD_NAME, data_card, escaped
-from data_prep.dataset.manifest import Manifest
 from tests.support.living_data_sets import document_ids, make_data_set, remove
-from tests.support.preparations import read_texts
+from tests.support.preparations import Manifest, read_texts
 
 
 def with_source(manifest: Manifest, **changes: object) -> Manifest:

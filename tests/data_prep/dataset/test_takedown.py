@@ -13,7 +13,6 @@ from data_prep import open_dataset, prepare
 from data_prep.base.errors import UserError
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.data_card import write_data_card
-from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance, write_provenance
 from data_prep.dataset.removal_request import RemovalRequest, find_listed
 from data_prep.dataset.takedown_lists import ID_NAMES, URL_NAMES, read_list
@@ -30,7 +29,7 @@ from tests.support.living_data_sets import (
     records_of,
     remove,
 )
-from tests.support.preparations import read_texts
+from tests.support.preparations import Manifest, read_texts
 
 NEAR = 77
 """Id of a near-duplicate of the first document: its text is in no shard."""

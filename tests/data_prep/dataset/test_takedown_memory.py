@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from data_prep import Dataset, open_dataset, prepare
-from data_prep.dataset.manifest import Manifest
 from tests.support.data_prep_command import Command
 from tests.support.kill_points import stopped_after
 from tests.support.living_data_sets import file_bytes, problems_of
-from tests.support.preparations import read_texts
+from tests.support.preparations import Manifest, read_texts
 
 SETTINGS: dict[str, Any] = {
     "documents": {"url_field": "url", "id_field": "id"},

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import Manifest
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.kill_points import stopped_after
-from tests.support.preparations import prepared
+from tests.support.preparations import Manifest, prepared
 
 OVERRIDES = [
     "documents.metadata_fields=[score]", "documents.id_field=id", "documents.min_document_characters=10",

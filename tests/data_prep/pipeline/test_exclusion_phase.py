@@ -10,12 +10,11 @@ import pytest
 
 from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.manifest import Manifest
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.kill_points import stopped_after
 from tests.support.living_data_sets import records_of
-from tests.support.preparations import id_of, planned, prepared, write_texts
+from tests.support.preparations import Manifest, id_of, planned, prepared, write_texts
 
 WORDS = (
     "river village teacher engine letter garden winter morning harbour library machine question answer mountain "

@@ -23,7 +23,6 @@ import safetensors.numpy
 
 from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.manifest import Manifest
 from data_prep.pipeline.reduce_task import seeded_order
 from data_prep.reports.stats import read_statistics
 from data_prep.reports.tables import stats_report
@@ -33,6 +32,7 @@ from tests.support.kill_points import before_writing, disk_full_at, stopped_afte
 from tests.support.living_data_sets import problems_of, records_of
 from tests.support.preparations import (
     NAMING_INPUTS,
+    Manifest,
     id_of,
     normalized,
     paragraphs_of,

@@ -13,14 +13,13 @@ import pytest
 
 from data_prep import Document, Tokenizer, open_dataset, prepare
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance
 from data_prep.dataset.rebuild_command import how_to_rebuild
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.kill_points import before_writing, stopped_after
 from tests.support.living_data_sets import records_of
-from tests.support.preparations import id_of, prepared
+from tests.support.preparations import Manifest, id_of, prepared
 from tests.support.work_units import gather
 
 WORDS = (

@@ -12,13 +12,12 @@ import pytest
 
 from data_prep import open_dataset
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import Manifest
 from tests.support import work_units
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import write_byte_level
 from tests.support.kill_points import stopped_after
-from tests.support.preparations import planned, prepared, read_texts
+from tests.support.preparations import Manifest, planned, prepared, read_texts
 
 SHARDS = ["shards.min_shards=3", "shards.unit_bytes=9000", "shards.valid_fraction=0.1"]
 FIELDS = ["documents.id_field=id", "documents.url_field=url", "documents.metadata_fields=[score, language]"]

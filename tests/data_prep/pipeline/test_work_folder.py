@@ -12,12 +12,11 @@ import pytest
 
 from data_prep import Tokenizer
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.manifest import Manifest
 from data_prep.pipeline.plan_changes import differences
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.kill_points import before_writing, stopped_after, stopped_before_removing
-from tests.support.preparations import Planned, planned
+from tests.support.preparations import Manifest, Planned, planned
 
 SECRET_URL = "https://user:hunter2@example.org/corpus?token=hunter2"
 

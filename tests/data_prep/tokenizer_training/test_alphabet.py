@@ -15,9 +15,10 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep import Tokenizer
 from data_prep.text.cleaning import Normalization
 from data_prep.tokenizer.sentencepiece_model import open_model, train_model, vocabulary_of
-from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
+from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.alphabet import (
     PRINTABLE_ASCII,
     Alphabet,

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import Tokenizer
 from data_prep.base.errors import UserError
-from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
+from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer.tokenizer_report import REPORT_NAME, GroupReport, read_report
 from data_prep.tokenizer_training.quality import report_lines, size_warning
 from data_prep.tokenizer_training.sampling import CorpusCounts

@@ -10,8 +10,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from data_prep import Tokenizer
 from data_prep.base.errors import UsageError, UserError
-from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerInfo, TokenizerSettings
+from data_prep.tokenizer.tokenizer import TokenizerInfo, TokenizerSettings
 from data_prep.tokenizer_training import training
 from tests.support.error_codes import coded
 from tests.support.made_up_documents import SMALL, documents, train_tokenizer
