@@ -66,6 +66,9 @@ def test_an_impossible_vocabulary_size_names_the_possible_range(tmp_path: Path, 
     assert low == 5 + 256 + 1 + 94 + 2  # the metaspace, printable ASCII, two Chinese characters
     for size in (low, high):
         assert train_tokenizer(text, tmp_path, settings.model_copy(update={"vocab_size": size})).vocab_size == size
+    for size in (low - 1, high + 1):
+        with pytest.raises(UsageError, check=coded("vocab-size-out-of-range")):
+            train_tokenizer(text, tmp_path, settings.model_copy(update={"vocab_size": size}))
 
 
 @pytest.mark.parametrize("texts", [[], ["", " \n\t\x00"]])
