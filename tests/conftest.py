@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import Tokenizer
 from data_prep.base.garbage import collect_rarely
 from data_prep.base.known_secrets import secrets_of
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support import advice, fork_server
 from tests.support.data_prep_command import Command
 from tests.support.mlflow_servers import Server, run_mlflow_server

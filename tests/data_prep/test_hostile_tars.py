@@ -14,6 +14,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from tests.support.data_prep_command import files_of
+from tests.support.error_codes import coded
 from tests.support.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE, TRACE, members, whole_record
 from tests.support.living_data_sets import records_by_key
 
@@ -34,7 +35,7 @@ def test_a_hostile_tar_is_refused(
     before = files_of(tmp_path)
     tracemalloc.start()
     try:
-        with pytest.raises(UserError, match="evil.tar"):
+        with pytest.raises(UserError, match="evil.tar", check=coded("damaged-shard")):
             records_by_key(folder / "evil.tar")
         assert tracemalloc.get_traced_memory()[1] < BOMB_BYTES // 4
     finally:
@@ -44,10 +45,9 @@ def test_a_hostile_tar_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("harm", "load"),
-    [("pickle", pickle.loads), ("objects", lambda data: np.load(io.BytesIO(data), allow_pickle=True))],
+    ("harm", "load"), [("pickle", pickle.loads), ("objects", lambda data: np.load(io.BytesIO(data), allow_pickle=True))]
 )
-def test_what_is_planted_would_do_harm(tmp_path: Path, harm: str, load: Callable[[bytes], object]) -> None:
+def test_the_planted_payloads_would_do_harm(tmp_path: Path, harm: str, load: Callable[[bytes], object]) -> None:
     HOSTILE[harm](tmp_path / "evil.tar")
     with tarfile.open(tmp_path / "evil.tar") as tar:
         (member,) = tar
@@ -59,7 +59,7 @@ def test_what_is_planted_would_do_harm(tmp_path: Path, harm: str, load: Callable
     assert (tmp_path / TRACE).exists()
 
 
-def test_the_names_lead_to_where_is_looked(tmp_path: Path) -> None:
+def test_the_hostile_names_point_where_the_test_looks(tmp_path: Path) -> None:
     folder = tmp_path / "outer" / "inner"
     folder.mkdir(parents=True)
     HOSTILE["name with dots"](folder / "evil.tar")

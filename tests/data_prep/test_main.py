@@ -18,21 +18,11 @@ from tests.support.data_prep_command import Command
 from tests.support.living_data_sets import document_ids
 
 
-def test_a_corpus_goes_all_the_way(command: Command, small_corpus: Path, tmp_path: Path) -> None:
+def test_a_corpus_becomes_a_tokenizer_shards_and_reports(command: Command, small_corpus: Path, tmp_path: Path) -> None:
     tokenizer, shards = tmp_path / "tokenizer", tmp_path / "shards"
     assert command("tokenizer", "--input", small_corpus, "--output", tokenizer, "--vocab-size", 700) == 0
     assert re.search(r"vocabulary +700\b", command.output)
-    arguments = [
-        "shards",
-        "--input",
-        small_corpus,
-        "--tokenizer",
-        tokenizer,
-        "--output",
-        shards,
-        "--workers",
-        1,
-    ]
+    arguments = ["shards", "--input", small_corpus, "--tokenizer", tokenizer, "--output", shards, "--workers", 1]
     assert command(*arguments, "shards.min_shards=2") == 0
     assert re.search(r"^train +2 ", command.output, re.MULTILINE)
     assert re.search(r"^deduplication +200 +0 +200 ", command.output, re.MULTILINE)
@@ -59,13 +49,7 @@ def test_the_tokenizer_command_again_does_nothing_or_refuses(
 def test_overrides_may_follow_the_input_files(command: Command, small_corpus: Path, tmp_path: Path) -> None:
     assert (
         command(
-            "tokenizer",
-            "--output",
-            tmp_path / "out",
-            "--dry-run",
-            "--input",
-            small_corpus,
-            "tokenizer.vocab_size=777",
+            "tokenizer", "--output", tmp_path / "out", "--dry-run", "--input", small_corpus, "tokenizer.vocab_size=777"
         )
         == 0
     )
@@ -83,6 +67,7 @@ def test_a_dry_run_of_shards_writes_nothing(
     assert not output.exists()
 
 
+@pytest.mark.fault(row=1, fault="a command without a usable input", required="one paragraph, no manifest")
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -120,14 +105,6 @@ def test_mistakes_are_one_paragraph_and_leave_no_manifest(
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_an_output_that_is_a_file_is_refused(
-    command: Command, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "out").write_text("mine")
-    assert command("shards", "--input", small_corpus, "--tokenizer", small_tokenizer, "--output", tmp_path / "out") == 2
-    assert "[output-is-a-file]" in command.errors and (tmp_path / "out").read_text() == "mine"
-
-
 def test_verify_answers_1_and_names_the_damage(command: Command, small_shards: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     for path in small_shards.rglob("*"):
@@ -157,13 +134,7 @@ def test_inspect_shows_sentences_of_real_documents(command: Command, small_shard
 def test_stats_show_counts_lengths_and_pieces(command: Command, small_shards: Path) -> None:
     assert command("stats", small_shards) == 0
     manifest = json.loads((small_shards / "manifest.json").read_text())
-    for text in (
-        f"{manifest['train']['tokens']:,}",
-        "median",
-        "most frequent tokens: ",
-        "#####",
-        "corpus",
-    ):
+    for text in (f"{manifest['train']['tokens']:,}", "median", "most frequent tokens: ", "#####", "corpus"):
         assert text in command.output
 
 
@@ -225,7 +196,7 @@ def test_a_source_is_added_on_the_command_line(
         ),
     ],
 )
-def test_arguments_that_contradict_each_other_are_told(
+def test_contradicting_arguments_are_reported(
     command: Command,
     small_corpus: Path,
     small_tokenizer: Path,
@@ -288,7 +259,7 @@ def test_the_top_level_lists_every_command_in_groups(command: Command) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command_is_wrapped_and_what_writes_has_a_dry_run(
+def test_help_is_wrapped_and_writing_commands_have_a_dry_run(
     command: Command, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

@@ -14,6 +14,7 @@ from data_prep import Tokenizer
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from tests.support.data_prep_command import files_of
+from tests.support.error_codes import coded
 from tests.support.preparations import NAMING_INPUTS, Planned, planned
 from tests.support.s3_server import S3Bucket
 
@@ -98,11 +99,11 @@ def test_inputs_tokenizer_and_ranges_in_the_store_give_the_same_shards(
 def test_two_runs_at_once_and_the_same_range_twice_are_refused(plan: Planned, s3_bucket: S3Bucket) -> None:
     output = f"{s3_bucket.url}/out"
     with storage.hold_lock(output):
-        with pytest.raises(UserError, match="another command .* is using"):
+        with pytest.raises(UserError, check=coded("folder-locked")):
             plan.make(output)
-        with pytest.raises(UserError, match="another command .* is using"):
+        with pytest.raises(UserError, check=coded("folder-locked")):
             plan.make_range(1, 2, output)
     with storage.hold_lock(output, "range-001-of-002"):
-        with pytest.raises(UserError, match="another command .* is using"):
+        with pytest.raises(UserError, check=coded("folder-locked")):
             plan.make_range(1, 2, output)
         assert plan.make_range(2, 2, output)

@@ -136,7 +136,7 @@ def test_an_unfinished_preparation_with_the_other_choice_is_not_resumed(
 ) -> None:
     prepared(small_corpus, small_tokenizer, tmp_path / "set", NONE, shards=SHARDS)
     for choice in ([], ["documents.sentences=split"]):
-        with pytest.raises(UserError, match="documents.sentences"):
+        with pytest.raises(UserError, match="documents.sentences", check=coded("other-preparation")):
             prepared(small_corpus, small_tokenizer, tmp_path / "set", *choice, shards=SHARDS)
 
 

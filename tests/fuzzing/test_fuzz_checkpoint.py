@@ -110,10 +110,7 @@ def test_a_state_with_a_checksum_of_its_own_is_refused_or_read(
 @fuzz(80)
 @given(data=st.data())
 def test_tensors_with_a_checksum_of_their_own_are_refused_or_cover_every_weight(
-    data: st.DataObject,
-    run: Path,
-    weights: dict[str, torch.Tensor],
-    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject, run: Path, weights: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     output_dir = copied(run, tmp_path_factory)
     folder = step_folder(output_dir, 10)

@@ -30,8 +30,8 @@ OBJECTS = [
 LINES = [json.dumps(values, ensure_ascii=number == 0).encode() for number, values in enumerate(OBJECTS)]
 MAX_UNITS = 500
 """Each opens the file again."""
-_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PAR1\x15", b"PARE", b"ARROW1\0\0")
-_ARROW_STREAM = re.compile(rb"\xff{4}(?!\0{4}).{4}.", re.DOTALL)
+MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PAR1\x15", b"PARE", b"ARROW1\0\0")
+ARROW_STREAM = re.compile(rb"\xff{4}(?!\0{4}).{4}.", re.DOTALL)
 
 
 def read(path: Path, settings: DocumentSettings, unit_bytes: int = 1 << 20) -> tuple[list[str], Counter[str]]:
@@ -90,8 +90,8 @@ def is_of_another_kind(content: bytes) -> bool:
     return (
         first in (b"[", b"{")
         or first.startswith(b"[{")
-        or content.startswith(_MAGIC)
-        or bool(_ARROW_STREAM.match(content))
+        or content.startswith(MAGIC)
+        or bool(ARROW_STREAM.match(content))
     )
 
 
@@ -102,7 +102,7 @@ def is_of_another_kind(content: bytes) -> bool:
         *(magic + bytes(8) for magic in (b"\x1f\x8b", b"BZh91AY&SY", b"\xfd7zXZ\0", b"(\xb5/\xfd", b"PAR1\x15")),
     ],
 )
-def test_of_what_is_another_kind_nothing_is_read(content: bytes, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_gives_no_document(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "input.jsonl").write_bytes(content)
     assert is_of_another_kind(content)
     assert read_or_refuse(lambda: read(tmp_path / "input.jsonl", SKIP), tmp_path) is None
@@ -172,10 +172,6 @@ def table_of(content: bytes, is_csv: bool) -> tuple[list[str], int] | None:
     return texts, len(rows) - 1 - len(texts)
 
 
-def _is_utf8(text: str) -> bool:
-    return text.encode(errors="replace").decode() == text
-
-
 @fuzz(250)
 @given(data=st.data(), ending=st.sampled_from((".csv", ".tsv")))
 def test_of_a_damaged_table_every_whole_row_is_read(
@@ -186,7 +182,7 @@ def test_of_a_damaged_table_every_whole_row_is_read(
     path.write_bytes(content)
     expected = table_of(content, ending == ".csv")
     found = read_or_refuse(lambda: read(path, SKIP), path.parent)
-    if expected is None or content.startswith((*_MAGIC, b"ARROW1\0\0", b"\xff\xff\xff\xff")):
+    if expected is None or content.startswith((*MAGIC, b"ARROW1\0\0", b"\xff\xff\xff\xff")):
         assert found is None, "what is no table is refused as a whole"
     else:
         assert found is not None and found[0] == expected[0]

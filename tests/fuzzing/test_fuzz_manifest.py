@@ -36,15 +36,3 @@ def test_a_damaged_manifest_is_refused_or_read_as_it_is_written(
     manifest = read_or_refuse(read, folder)
     if manifest is not None:
         assert says_the_same(json.loads(manifest.to_json()), json.loads(written))
-
-
-def written_manifest(tiny_shards: Path, folder: Path, place: str, value: str) -> str:
-    """A folder whose manifest has `value`, as JSON writes it, at a place such as "train.documents"."""
-    values = json.loads((tiny_shards / MANIFEST_NAME).read_bytes())
-    holder = values
-    *path, last = place.split(".")
-    for key in path:
-        holder = holder[key]
-    holder[last] = "@"
-    (folder / MANIFEST_NAME).write_text(json.dumps(values).replace('"@"', value))
-    return str(folder)

@@ -130,12 +130,8 @@ def check(found: Found, folder: Path) -> None:
 @pytest.mark.parametrize("use", USES)
 @fuzz(12, slow=True)
 @given(data=st.data())
-def test_a_damaged_file_is_refused_or_gives_the_model_that_it_tells_of(
-    data: st.DataObject,
-    use: str,
-    pretrained: Path,
-    fitted: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+def test_a_damaged_file_is_refused_or_gives_the_model_that_it_describes(
+    data: st.DataObject, use: str, pretrained: Path, fitted: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     load, source = USES[use]
     whole = {"pretrained": pretrained, "fitted": fitted}[source]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.rejects import TOO_LONG
 from tests.fuzzing.mutations import fuzz, mutated_bytes
-from tests.fuzzing.test_fuzz_inputs import read
+from tests.fuzzing.test_fuzz_inputs import ARROW_STREAM, MAGIC, read
 from tests.fuzzing.watching import MEMORY_BYTES, read_or_refuse, temporary_folder
 
 TEXT = (
@@ -33,8 +33,6 @@ _NEW_DECODER: dict[str, Callable[[], Any]] = {
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MEMORY_BYTES),
 }
 _PADDING = {".bz2": b"", ".xz": b"\0"}
-_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PAR1\x15", b"PARE", b"ARROW1\0\0")
-_ARROW_STREAM = re.compile(rb"\xff{4}(?!\0{4}).{4}.", re.DOTALL)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD_BYTES = 1 << 10
 _XZ_HEADER_BYTES = 12
@@ -76,7 +74,7 @@ def is_utf8(data: bytes) -> bool:
 
 def is_no_text(content: bytes) -> bool:
     """Whether a file is refused as a whole, with either policy: it is compressed or Parquet, or begins with NUL."""
-    return content.startswith(_MAGIC) or bool(_ARROW_STREAM.match(content)) or b"\0" in content[:_HEAD_BYTES]
+    return content.startswith(MAGIC) or bool(ARROW_STREAM.match(content)) or b"\0" in content[:_HEAD_BYTES]
 
 
 @st.composite

@@ -17,8 +17,6 @@ from trainer.registry.model_versions import NotPromoted
 from trainer.registry.served_model import ServedModel
 from trainer.tracking.mlflow_server import connect
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", ["register.py", *arguments])

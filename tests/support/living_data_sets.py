@@ -17,8 +17,6 @@ from data_prep.dataset.manifest_records import STEPS as STEPS
 from data_prep.dataset.manifest_records import FileRecord as FileRecord
 from data_prep.dataset.manifest_records import RemovalRecord as RemovalRecord
 from data_prep.dataset.manifest_records import ShardRecord as ShardRecord
-from data_prep.dataset.manifest_records import SplitRecord as SplitRecord
-from data_prep.dataset.manifest_records import TokenizerRecord as TokenizerRecord
 from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shards import Record as Record

@@ -12,7 +12,7 @@ from typing import Any
 from data_prep import Tokenizer, open_dataset, prepare, train_tokenizer
 from data_prep.api.configuration import resolve_config
 from data_prep.config.preparation_config import FilterSettings, PreparationConfig
-from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.manifest import Manifest as Manifest
 from data_prep.dataset.manifest_records import InputRecord, read_inputs
 from data_prep.executors.executors import Executor
 from data_prep.filters import registry

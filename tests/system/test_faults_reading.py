@@ -206,7 +206,7 @@ def test_parquet_files_that_were_joined_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv"])
-def test_lines_that_end_with_carriage_returns_alone_are_named(tmp_path: Path, name: str) -> None:
+def test_lines_that_end_with_only_carriage_returns_are_named(tmp_path: Path, name: str) -> None:
     content = {"a.jsonl": b'{"text": "a"}\r{"text": "b"}\r', "a.csv": b"text,b\ra,1\r", "a.tsv": b"text\tb\ra\t1\r"}
     (tmp_path / name).write_bytes(content[name])
     with pytest.raises(UserError, check=coded("carriage-returns")):

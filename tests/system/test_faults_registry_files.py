@@ -28,7 +28,6 @@ from trainer.objectives.pretraining import PretrainingModel
 from trainer.registry.registration import register
 from trainer.tracking.mlflow_server import connect
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 BOMB = ["a0: &a0 [x,x,x,x,x,x,x,x,x]", *(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10))]
 
 

@@ -34,7 +34,7 @@ def run_script(code: str, folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_every_name_is_there_and_unknown_ones_are_not() -> None:
+def test_every_exported_name_can_be_imported_and_no_other() -> None:
     for name in data_prep.__all__:
         assert getattr(data_prep, name).__doc__, name
     assert set(data_prep.__all__) <= set(dir(data_prep))
@@ -120,7 +120,7 @@ def test_prepare_writes_the_bytes_of_the_command(
         small_corpus, tokenizer=small_tokenizer, output=tmp_path / "api", config=SETTINGS, num_workers=1
     )
     assert again.manifest == dataset.manifest
-    with pytest.raises(UserError, match="min_shards"):
+    with pytest.raises(UserError, match="min_shards", check=coded("other-preparation")):
         data_prep.prepare(small_corpus, tokenizer=small_tokenizer, output=tmp_path / "api", num_workers=1)
 
 
@@ -163,7 +163,7 @@ def test_train_tokenizer_gives_a_tokenizer_and_refuses_another(small_corpus: Pat
 
 
 @pytest.mark.long
-def test_an_executor_may_be_given_itself(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_an_executor_object_can_be_given(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     with ProcessExecutor(1) as executor:
         dataset = data_prep.prepare(
             [small_corpus], tokenizer=small_tokenizer, output=tmp_path / "a", config=SETTINGS, executor=executor

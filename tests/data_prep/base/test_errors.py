@@ -37,7 +37,7 @@ def test_an_error_ends_with_its_paragraph_and_its_status(error, status, told, ca
     assert (ended.value.code, capsys.readouterr().err) == (status, told)
 
 
-def test_a_silent_process_has_the_status_alone(capsys):
+def test_a_silent_process_reports_only_its_status(capsys):
     with pytest.raises(SystemExit) as ended:
         run_command(raising(UserError("told by another")), speaks=False)
     assert ended.value.code == 1 and capsys.readouterr().err == ""
@@ -55,7 +55,7 @@ def test_a_failure_names_the_last_line_that_is_in_a_file():
     assert failure(caught.value).startswith(f"failed at {__file__}:") and "FrozenInstanceError" in failure(caught.value)
 
 
-def test_a_name_that_the_system_refuses_is_told_and_any_other_error_of_the_system_is_ours(tmp_path, capsys):
+def test_a_name_that_the_system_refuses_is_reported_and_other_system_errors_are_bugs(tmp_path, capsys):
     (tmp_path / "loop").symlink_to("loop")
     for name, told in (("a" * 256, "File name too long"), ("loop", "Too many levels of symbolic links")):
         with pytest.raises(SystemExit) as ended:
@@ -69,7 +69,7 @@ def test_a_name_that_the_system_refuses_is_told_and_any_other_error_of_the_syste
         run_command(lambda: open(tmp_path / "nothing"))
 
 
-def test_a_working_folder_that_is_gone_is_told(tmp_path, monkeypatch, capsys):
+def test_a_deleted_working_folder_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     with pytest.raises(SystemExit) as ended:
@@ -77,7 +77,7 @@ def test_a_working_folder_that_is_gone_is_told(tmp_path, monkeypatch, capsys):
     assert ended.value.code == 2 and capsys.readouterr().err.endswith("[missing-working-folder]\n")
 
 
-def test_another_pipe_that_breaks_is_no_reader_that_left():
+def test_another_broken_pipe_is_not_taken_for_a_closed_output():
     read, write = os.pipe()
     os.close(read)
     with pytest.raises(BrokenPipeError):
@@ -113,12 +113,12 @@ run_command(command)
 
 @pytest.mark.parametrize("length", [1, 1_000_000], ids=["in the buffer", "over the buffer"])
 @pytest.mark.parametrize("end", ["well", "exit"])
-def test_a_reader_that_is_gone_ends_a_command_quietly(length, end):
+def test_a_closed_output_ends_a_command_quietly(length, end):
     ended = ended_by_its_reader([sys.executable, "-c", PROGRAM, str(length), end])
     assert ended == (READER_GONE_STATUS, "")
 
 
-def test_an_error_is_told_though_the_reader_of_the_output_is_gone():
+def test_an_error_is_printed_although_the_reader_of_the_output_has_ended():
     assert ended_by_its_reader([sys.executable, "-c", PROGRAM, "1", "fail"]) == (1, "error: too bad\n")
 
 
@@ -131,5 +131,5 @@ def test_an_error_is_told_though_the_reader_of_the_output_is_gone():
     ],
     ids=["status", "pretrain", "data_prep"],
 )
-def test_the_commands_end_so(words):
+def test_every_command_ends_quietly_at_a_closed_output(words):
     assert ended_by_its_reader([sys.executable, *words]) == (READER_GONE_STATUS, "")

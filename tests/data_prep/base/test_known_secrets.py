@@ -37,12 +37,12 @@ def test_secrets_are_known_by_name_or_by_the_password_in_a_url() -> None:
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_errors_and_what_mlflow_is_told_hide_the_same_secrets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_and_mlflow_tags_hide_the_same_secrets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, SECRETS[name])
     assert storage.hide_secrets(f"refused: {SECRETS[name]}!") == "refused: (hidden)!"
 
 
-def test_a_server_is_told_where_its_address_holds_a_password() -> None:
+def test_an_address_is_shown_without_its_password() -> None:
     said = without_secrets(f"{URL['MLFLOW_TRACKING_URI']}/x does not answer", [], URL)
     assert said == "https://mlflow.example.org/x does not answer"
 
@@ -60,7 +60,7 @@ def test_a_short_value_is_left_alone() -> None:
     assert without_secrets("one two", ["one"], {"HF_TOKEN": "two"}) == "one two"
 
 
-def test_a_url_with_a_password_is_told_from_one_with_a_port() -> None:
+def test_a_url_with_a_port_is_not_taken_for_one_with_a_password() -> None:
     assert has_password("https://me:battery@host/x") and has_password("tracking.uri=postgresql://a:b@c/d")
     assert has_password("postgresql://a:b/b@c/d")
     assert not has_password("https://host:5000/a@b") and not has_password("s3://bucket/key")

@@ -91,7 +91,7 @@ def test_a_line_after_one_that_was_cut_is_whole(log_file: LogFile, path: Path) -
     assert first.endswith("step 1") and " start: " in start and second.endswith("UTC step 2") and not rest
 
 
-def test_a_disk_that_never_answers_delays_nobody(log_file: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_delays_no_caller(log_file: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(log_file, "_write_waiting", answers.wait)
     log_file.open()

@@ -44,6 +44,6 @@ def test_the_command_can_be_pasted_where_the_path_has_a_space(tmp_path: Path, mo
     assert install_command(None).endswith(f" -m pip install -c '{root}/constraints.txt' -e '{root}'")
 
 
-def test_a_package_that_is_not_there_has_no_version() -> None:
+def test_a_package_that_is_not_installed_has_no_version() -> None:
     assert installed_version("numpy") == np.__version__
     assert installed_version("clozeworks-of-another-world") is None

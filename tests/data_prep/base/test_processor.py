@@ -24,17 +24,17 @@ CPU implementer	: 0x41
 """
 
 
-def test_what_arithmetic_depends_on_is_read_of_the_first_core() -> None:
+def test_the_description_is_read_from_the_first_core() -> None:
     sets = ("amx_bf16", "avx2", "avx512_bf16", "avx512f")
     assert parse_cpuinfo(XEON) == Processor("Intel(R) Xeon(R) Processor", "GenuineIntel", sets)
     arm = parse_cpuinfo(ARM)
     assert (arm.vendor, arm.instruction_sets) == ("", ("asimd", "bf16", "sve")) and arm.name
 
 
-def test_a_machine_that_tells_nothing_has_a_processor_without_instruction_sets() -> None:
+def test_a_machine_without_cpuinfo_has_no_instruction_sets() -> None:
     assert parse_cpuinfo("").instruction_sets == () and parse_cpuinfo("").name
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the kernel tells nothing")
-def test_this_machine_tells_what_it_has() -> None:
+def test_the_processor_of_this_machine_is_described() -> None:
     assert this_processor().instruction_sets

@@ -105,19 +105,19 @@ def test_a_command_prints_an_estimate_while_it_works_on_its_first_units(
     assert re.search(r"\(0 of 2 units, 2 processes\), [0-9.]+ MB.*/s, \d:\d\d left", line), line
 
 
-def test_what_was_done_before_has_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_of_an_earlier_run_shows_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("writing", 9, "shards") as shown:
         shown.skip(9)
     assert capsys.readouterr().err == "writing: finished by an earlier run\n"
 
 
-def test_nothing_is_said_of_work_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_work_prints_no_summary(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError), Progress("writing", 9, "shards"):
         raise RuntimeError
     assert capsys.readouterr().err == ""
 
 
-def test_what_is_counted_has_no_tenths(capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_are_shown_without_decimals(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("writing", 9, "shards") as shown:
         shown.add(9)
     assert capsys.readouterr().err.startswith("writing: 9 shards in ")

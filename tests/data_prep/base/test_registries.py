@@ -58,7 +58,7 @@ def test_a_name_is_built_in_or_installed_or_a_module_and_function() -> None:
         ("own_things:NUMBER", "thing-not-callable", "is int"),
     ],
 )
-def test_a_name_of_nothing_is_refused(name: str, code: str, text: str) -> None:
+def test_a_name_that_names_no_object_is_refused(name: str, code: str, text: str) -> None:
     with pytest.raises(UsageError, match=text, check=coded(code)):
         THINGS.find(name)
 

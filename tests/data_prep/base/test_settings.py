@@ -96,12 +96,7 @@ def test_the_printed_configuration_reads_back_to_the_same_value(tmp_path):
         ("name: a\n", ["fuel=coal"], "invalid-setting", "fuel=\"coal\" must be one of 'petrol', 'diesel' or 'none'"),
         ("name: a\n", ["wheels=3"], "invalid-setting", "wheels=3 must be a list"),
         ("name: a\n", ["engine=3"], "invalid-setting", "engine=3 must be a section of settings"),
-        (
-            "name: a\n",
-            ["engine.rate=9"],
-            "too-fast",
-            "engine.rate=9.0 exceeds engine.cylinders=4. Fix: lower",
-        ),
+        ("name: a\n", ["engine.rate=9"], "too-fast", "engine.rate=9.0 exceeds engine.cylinders=4. Fix: lower"),
         ("name: a\n", ["cylinders"], "invalid-override", "'cylinders'"),
         ("name: ${oc.env:HOME}\n", [], "interpolation-in-config", "name='${oc.env:HOME}'"),
         ('name: "a\\0b"\n', [], "nul-in-config", r"name='a\x00b'"),
@@ -237,8 +232,8 @@ def test_nested_settings_are_flat_under_dotted_names():
 
 def test_aliases_that_repeat_too_much_are_refused_and_others_are_read(tmp_path):
     lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 7)]
-    with pytest.raises(UsageError, match="aliases repeat too much"):
+    with pytest.raises(UsageError, check=coded("invalid-yaml")):
         read_yaml(written(tmp_path, "\n".join(["a0: &a0 [1]", *lines])))
-    with pytest.raises(UsageError, match="aliases repeat too much"):
+    with pytest.raises(UsageError, check=coded("invalid-yaml")):
         read_yaml(written(tmp_path, "a: &a [1, *a]"))
     assert read_yaml(written(tmp_path, "\n".join(["a0: &a0 [1]", lines[0]]))) == {"a0": [1], "a1": [[1]] * 10}

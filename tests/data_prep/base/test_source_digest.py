@@ -36,7 +36,7 @@ from tests.support.error_codes import coded
         "    def __call__(self, d): return self.limit + LIMIT",
     ],
 )
-def test_a_change_of_what_is_used_changes_the_digest(
+def test_a_change_of_a_used_function_changes_the_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -118,6 +118,6 @@ def test_a_module_that_was_imported_before_this_project_is_followed_too(tmp_path
     assert done.stdout == "module-changed\n", done.stderr
 
 
-def test_installed_packages_and_python_itself_are_left_alone() -> None:
+def test_installed_packages_and_the_standard_library_are_not_digested() -> None:
     for name in ("json", "numpy", "data_prep.base.errors"):
         assert type(importlib.import_module(name).__spec__.loader) is importlib.machinery.SourceFileLoader

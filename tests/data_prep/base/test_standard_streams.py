@@ -63,7 +63,7 @@ def test_results_that_cannot_be_written_are_an_error(tmp_path: Path, length: str
     assert (status, errors) == (1, f"progress\n{LOST}")
 
 
-def test_the_commands_own_error_is_told_too(tmp_path: Path) -> None:
+def test_the_error_of_the_command_is_printed_too(tmp_path: Path) -> None:
     status, _, errors, _ = run(f'exec "$@" > {tmp_path / "full"}', "1", "fail")
     assert (status, errors) == (1, f"progress\nerror: too bad\n{LOST}")
 
@@ -72,17 +72,17 @@ def test_the_commands_own_error_is_told_too(tmp_path: Path) -> None:
     ("redirection", "output"),
     [("2> FULL", "r\u00e9sult\n"), ("2>&-", "r\u00e9sult\n"), (">&-", ""), ("<&- >&- 2>&-", "")],
 )
-def test_the_work_is_done_whatever_becomes_of_the_streams(tmp_path: Path, redirection: str, output: str) -> None:
+def test_work_is_finished_although_the_streams_are_closed(tmp_path: Path, redirection: str, output: str) -> None:
     found = run('exec "$@" ' + redirection.replace("FULL", str(tmp_path / "full")), "1", "well")
     assert (found[0], found[1], found[3]) == (0, output, b"worked")
 
 
-def test_a_letter_that_a_stream_does_not_have_is_written_out() -> None:
+def test_characters_outside_the_encoding_of_a_stream_are_escaped() -> None:
     found = run('exec "$@"', "1", "well", PYTHONIOENCODING="ascii")
     assert found == (0, r"r\xe9sult" + "\n", "progress\n", b"worked")
 
 
-def test_a_stream_that_tells_raises_and_one_that_does_not_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_reports_its_failure_raises_and_a_silent_one_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     with os.fdopen(write, "w", encoding="ascii") as stream, os.fdopen(read, "rb") as pipe:
         quiet, telling = guarded(stream, raises=False), guarded(stream, raises=True)
@@ -98,7 +98,7 @@ def test_a_stream_that_tells_raises_and_one_that_does_not_goes_on(monkeypatch: p
         os.dup2(os.open(os.devnull, os.O_WRONLY), write)
 
 
-def test_what_was_printed_before_a_command_is_written_too() -> None:
+def test_output_printed_before_a_command_is_written_too() -> None:
     code = "print('before'); from data_prep.base.errors import run_command; run_command(lambda: print('after'))"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": ""}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)

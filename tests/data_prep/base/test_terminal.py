@@ -22,11 +22,11 @@ from tests.support.preparations import normalized
         ("שלום عربي 漢字 👩‍👩‍👧 e\u0301 a\\b", "שלום عربي 漢字 👩‍👩‍👧 e\u0301 a\\b"),
     ],
 )
-def test_what_would_act_is_written_out_and_the_rest_is_kept(text: str, shown: str) -> None:
+def test_control_characters_are_escaped_and_other_text_is_kept(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_durations() -> None:
+def test_durations_are_shown_in_minutes_or_hours() -> None:
     assert (duration(59.6), duration(3600), duration(-3)) == ("1:00", "1:00:00", "0:00")
     assert (duration(285, with_hours=True), duration(100_000)) == ("0:04:45", "27:46:40")
 
@@ -39,5 +39,5 @@ def test_no_control_character_reaches_the_terminal_by_either_way() -> None:
         assert not any(unicodedata.category(character) == "Cc" for character in shown)
 
 
-def test_one_is_no_plural() -> None:
+def test_one_is_singular() -> None:
     assert [counted(number, "rank") for number in (0, 1, 2, 1024)] == ["0 ranks", "1 rank", "2 ranks", "1,024 ranks"]

@@ -60,7 +60,7 @@ def test_row_68_a_text_of_the_command_line_is_what_was_typed(text: str, tmp_path
 
 
 @pytest.mark.parametrize("text", LOOKS_LIKE_SOMETHING_ELSE)
-def test_a_text_of_a_file_is_what_was_typed(text: str, tmp_path: Path) -> None:
+def test_a_text_setting_of_a_file_is_read_as_typed(text: str, tmp_path: Path) -> None:
     content = f"name: {text}\nberth: {text}\ncrew: [{text}]\nrooms: {{{text.replace(':', '.')}: {text}}}\n"
     read = ship(tmp_path, content if text not in ("=", "<<", "a:b") else f"name: {text}\nberth: {text}\n")
     assert (read.name, read.berth) == (text, text)
@@ -75,7 +75,7 @@ def test_a_text_of_a_file_that_yaml_would_change_is_refused(text: str, tmp_path:
     assert caught.value.code in ("text-cut-by-comment", "invalid-yaml", "invalid-setting")
 
 
-def test_comments_and_used_anchors_of_a_file_are_what_yaml_says(tmp_path: Path) -> None:
+def test_comments_and_anchors_of_a_file_follow_yaml(tmp_path: Path) -> None:
     read = ship(tmp_path, "# a ship\nname: &n one  # its name\nport: *n\nlength: 3 #meters\nspeed: 1e-4 # slow\n")
     assert (read.name, read.port, read.length, read.speed) == ("one", "one", 3, 1e-4)
     base = ship(tmp_path, "others: {a: &a {x: 1, y: 2}, b: {<<: *a, y: 3}}\n")
@@ -89,7 +89,7 @@ def test_a_number_with_something_that_yaml_drops_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["010", "3:30", "0o7", "2024-01-01", "yes", "'3'"])
-def test_what_is_no_plain_number_is_no_number(text: str, tmp_path: Path) -> None:
+def test_unusual_spellings_of_numbers_are_refused(text: str, tmp_path: Path) -> None:
     for read in (lambda: load_settings(Ship, None, [f"length={text}"]), lambda: ship(tmp_path, f"length: {text}\n")):
         with pytest.raises(UsageError, check=coded("invalid-setting")):
             read()
@@ -132,9 +132,7 @@ def test_other_types_read_their_own_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["no", "1_000", "0x_1F", "1_0.5"])
-def test_what_only_old_yaml_reads_as_another_thing_than_text_is_refused_in_an_open_value(
-    tmp_path: Path, text: str
-) -> None:
+def test_yaml_1_1_values_such_as_yes_are_refused_in_free_form_values(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, check=coded("ambiguous-value"), match=f"others.language={text}"):
         ship(tmp_path, f"others: {{language: {text}}}\n")
     filters = ["documents.filters=[{name: language, keep: [en, no]}]"]
@@ -211,6 +209,6 @@ def test_a_base_that_cannot_be_is_refused(base: str, code: str, tmp_path: Path) 
         ship(tmp_path, f"base: {base}\nname: x\n")
 
 
-def test_a_base_is_a_setting_of_files_alone() -> None:
+def test_a_base_is_only_a_setting_of_files() -> None:
     with pytest.raises(UsageError, check=coded("unknown-setting")):
         load_settings(Ship, None, ["base=one"])

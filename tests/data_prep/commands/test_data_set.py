@@ -41,10 +41,10 @@ def test_without_a_configuration_nothing_is_set() -> None:
 
 def test_a_configuration_with_a_mistake_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus.yaml").write_text("storage_option: {}\n")
-    with pytest.raises(UsageError, match="storage_option"):
+    with pytest.raises(UsageError, match="storage_option", check=coded("unknown-setting")):
         opened("data/shards", "--config", str(tmp_path / "corpus.yaml"))
 
 
-def test_a_configuration_that_is_not_there_is_no_preset(tmp_path: Path) -> None:
+def test_a_missing_configuration_file_is_not_taken_for_a_preset(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nope\.yaml", check=coded("missing-config")):
         opened("data/shards", "--config", str(tmp_path / "nope.yaml"))

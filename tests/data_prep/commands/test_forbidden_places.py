@@ -29,7 +29,7 @@ from tests.support.forbidden_folder import forbid
         ("verify LONG", "File name too long"),
     ],
 )
-def test_it_is_told(
+def test_a_folder_without_permission_is_reported_and_nothing_is_written(
     command: Command,
     small_corpus: Path,
     small_tokenizer: Path,

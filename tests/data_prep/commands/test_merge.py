@@ -24,7 +24,7 @@ def test_an_output_that_holds_an_input_is_refused(
         assert "[input-in-output]" in command.errors
 
 
-def test_what_is_left_is_told_and_made_and_what_was_begun_is_cleared(
+def test_merge_reports_missing_units_makes_the_set_and_clears_it_with_fresh(
     command: Command, arguments: list[object], tmp_path: Path
 ) -> None:
     output = tmp_path / "set"

@@ -30,9 +30,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_a_misspelt_folder_or_a_file_is_told_and_nothing_is_made(
-    command: Command, original: Path, tmp_path: Path
-) -> None:
+def test_a_misspelt_folder_is_reported_and_nothing_is_made(command: Command, original: Path, tmp_path: Path) -> None:
     assert command("remove", tmp_path / "nope", "--source", "south") == 2 and str(tmp_path / "nope") in command.errors
     assert command("verify", original / "manifest.json") == 2
     assert str(original) in command.errors
@@ -46,7 +44,7 @@ def test_a_note_that_is_not_utf_8_is_refused_before_anything_is_removed(command:
 
 
 @pytest.mark.long
-def test_a_source_goes_in_two_steps(command: Command, folder: Path) -> None:
+def test_a_source_is_removed_and_then_purged(command: Command, folder: Path) -> None:
     before = files(folder)
     assert command("remove", folder, "--source", "south", "--dry-run") == 0
     assert "4 of 4 shards" in command.output and files(folder) == before
@@ -74,7 +72,7 @@ def test_a_source_goes_in_two_steps(command: Command, folder: Path) -> None:
     assert not set(before) & {name for name in files(folder) if name.endswith(".tar")}
 
 
-def test_documents_go_by_a_file_of_ids(command: Command, folder: Path, tmp_path: Path) -> None:
+def test_documents_are_removed_by_a_file_of_ids(command: Command, folder: Path, tmp_path: Path) -> None:
     ids = document_ids(folder, "north")[:3]
     listed = tmp_path / "ids.txt"
     listed.write_text("# asked for\n" + "".join(f"{document:016x}\n" for document in ids))
@@ -99,7 +97,7 @@ def test_documents_go_by_a_file_of_ids(command: Command, folder: Path, tmp_path:
         (["--source", "south", "--workers", "0"], 2, "[workers-out-of-range]"),
     ],
 )
-def test_mistakes_change_nothing(
+def test_a_refused_removal_changes_no_file(
     command: Command, folder: Path, arguments: list[str], status: int, message: str
 ) -> None:
     before = files(folder)

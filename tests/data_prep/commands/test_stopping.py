@@ -34,7 +34,7 @@ def test_a_signal_ends_the_command_with_one_line(number: signal.Signals, capsys:
     assert capsys.readouterr().err == "stopped; rerun the same command, without --fresh, to resume\n"
 
 
-def test_a_signal_that_is_ignored_stays_so() -> None:
+def test_an_ignored_signal_stays_ignored() -> None:
     """As SIGHUP is under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

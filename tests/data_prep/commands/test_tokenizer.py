@@ -16,9 +16,10 @@ import fsspec
 import pytest
 import yaml
 
+from data_prep import Tokenizer
 from data_prep.base.errors import UsageError, UserError
 from data_prep.commands import tokenizer
-from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerInfo
+from data_prep.tokenizer.tokenizer import TokenizerInfo
 from data_prep.tokenizer.tokenizer_report import GroupReport, read_report
 from tests.support.error_codes import coded
 from tests.support.references import check_parity
@@ -39,7 +40,7 @@ def folder_of(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def test_the_folder_holds_model_json_report_and_marker_alone(
+def test_the_folder_holds_only_model_json_report_and_marker(
     small_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("--input", small_corpus, "--output", tmp_path / "out", "--vocab-size", 700, "--workers", 1)
@@ -63,7 +64,9 @@ def test_workers_and_units_change_no_byte(small_corpus: Path, tmp_path: Path) ->
     assert folder_of(tmp_path / "one") == folder_of(tmp_path / "two")
 
 
-def test_what_changed_is_named(small_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_settings_and_inputs_are_named(
+    small_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(small_corpus.read_bytes())
     arguments = ["--input", copy, "--output", tmp_path / "out", "tokenizer.vocab_size=600"]
@@ -80,7 +83,7 @@ def test_what_changed_is_named(small_corpus: Path, tmp_path: Path, capsys: pytes
         "documents.on_bad_input was": "documents.on_bad_input=skip",
     }
     for message, override in changes.items():
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=message, check=coded("other-tokenizer")):
             run(*arguments, override)
     with copy.open("a") as file:
         file.write('{"text": "one more"}\n')
@@ -99,7 +102,7 @@ def test_symbols_and_unknown_characters_by_overrides(small_corpus: Path, tmp_pat
     assert made.pieces[5:7] == ["<sep>", "@user"] and made.vocab_size == 500
     report = read_report(tmp_path / "out")
     assert report is not None and report.everything.byte_tokens == 0
-    with pytest.raises(UsageError, match="'a b'"):
+    with pytest.raises(UsageError, match="'a b'", check=coded("invalid-setting")):
         run("--input", small_corpus, "--output", tmp_path / "other", "tokenizer.user_symbols=[a b]")
 
 
@@ -134,7 +137,7 @@ def test_a_killed_training_leaves_no_tokenizer_and_is_run_again(small_corpus: Pa
     assert folder_of(tmp_path / "out") == folder_of(tmp_path / "other")
 
 
-def test_what_a_killed_training_left_half_written_is_removed(small_corpus: Path, tmp_path: Path) -> None:
+def test_half_written_files_of_a_killed_training_are_removed(small_corpus: Path, tmp_path: Path) -> None:
     left = tmp_path / "out" / ".tokenizer.json.123-abcd.partial"
     left.parent.mkdir()
     left.write_text("{")
@@ -201,13 +204,13 @@ def test_the_whole_multilingual_pack_agrees_with_hugging_face(corpora: Path, tmp
 def test_a_new_training_that_fails_leaves_the_tokenizer_that_is_there(small_corpus: Path, tmp_path: Path) -> None:
     arguments = ["--input", small_corpus, "--output", tmp_path / "out", "--workers", 1]
     run(*arguments, "--vocab-size", 600)
-    with pytest.raises(UsageError, match="900,?000"):
+    with pytest.raises(UsageError, match="900,?000", check=coded("vocab-size-out-of-range")):
         run(*arguments, "--vocab-size", 900_000, "--fresh")
     assert Tokenizer.load(tmp_path / "out").vocab_size == 600
 
 
 @pytest.mark.long
-def test_tempering_that_changes_nothing_is_told(
+def test_tempering_without_effect_is_reported(
     small_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--input", small_corpus, "--vocab-size", 600, "--workers", 1, "tokenizer.sampling_alpha=0.5"]

@@ -98,7 +98,7 @@ def test_a_total_that_contradicts_the_sources_is_refused(
         resolve_config({"total_tokens": 10}, sources=sources)
 
 
-def test_a_total_shares_the_rest() -> None:
+def test_the_rest_of_a_total_is_shared_by_the_other_sources() -> None:
     def shares(total: int | None, train_tokens: list[int], *bounds: dict[str, float]) -> list[int | None]:
         sources = [{"name": f"s{number}", "input": "a.txt", **bound} for number, bound in enumerate(bounds)]
         config = PreparationConfig.model_validate({"sources": sources, "total_tokens": total})

@@ -48,16 +48,16 @@ def test_the_ids_of_all_documents_are_known(folder: Path) -> None:
     assert found.dtype == np.uint64 and found.tolist() == document_ids(folder) and len(found) == 120
 
 
-def test_documents_that_no_memory_holds_are_not_believed(folder: Path) -> None:
+def test_an_impossible_document_count_is_refused(folder: Path) -> None:
     values = json.loads((folder / "manifest.json").read_bytes())
     more = 2**62 - values["train"]["shards"][0]["documents"]
     values["train"]["shards"][0]["documents"] += more
     values["train"]["documents"] += more
-    with pytest.raises(UserError, match="counts other documents"):
+    with pytest.raises(UserError, check=coded("damaged-index")):
         known_ids(str(folder), Manifest.model_validate(values).shards)
 
 
-def test_an_addition_is_the_union_with_what_stands_apart(
+def test_an_addition_gives_the_union_of_both_sets(
     folder: Path, texts: list[str], small_tokenizer: Path, tmp_path: Path
 ) -> None:
     first, before = open_dataset(folder).manifest, contents(folder)
@@ -87,7 +87,7 @@ def test_the_same_addition_again_does_nothing(folder: Path, texts: list[str], sm
     assert [version.version for version in list_versions(str(folder))] == [1, 2]
 
 
-def test_what_was_removed_by_id_stays_out_of_additions(folder: Path, texts: list[str], small_tokenizer: Path) -> None:
+def test_documents_removed_by_id_stay_out_of_additions(folder: Path, texts: list[str], small_tokenizer: Path) -> None:
     ids = document_ids(folder, "south")[:7]
     manifest, _ = remove(folder, ids=ids)
     assert removed_ids(str(folder), manifest).tolist() == ids
@@ -114,13 +114,13 @@ def test_a_name_that_the_data_set_has_or_had_is_refused(
     if removed:
         remove(folder, source="south")
     version = open_dataset(folder).manifest.version
-    with pytest.raises(UsageError, match="'south' " + ("was removed from" if removed else "is in") + " the data set"):
+    with pytest.raises(UsageError, match="'south'", check=coded("source-name-taken")):
         make_data_set(folder, {"south": texts[120:]}, small_tokenizer, add=True)
     assert open_dataset(folder).manifest.version == version
     assert problems_of(folder) == []
 
 
-def test_grown_manifests_join_what_both_say(original: Path, texts: list[str], small_tokenizer: Path) -> None:
+def test_a_grown_manifest_joins_both_manifests(original: Path, texts: list[str], small_tokenizer: Path) -> None:
     parent = open_dataset(original).manifest
     addition = parent.model_copy(
         update={
@@ -142,7 +142,7 @@ def test_grown_manifests_join_what_both_say(original: Path, texts: list[str], sm
     assert config_of_source(grown, "east") == addition.config
     assert config_of_source(grown, "north") == parent.config
     assert config_of_source(grown, "west") is None
-    with pytest.raises(UsageError, match="'east' is in the data set already"):
+    with pytest.raises(UsageError, match="'east'", check=coded("source-name-taken")):
         check_source_names(grown, ["west", "east"])
 
 
@@ -174,7 +174,7 @@ def test_a_removal_that_was_stopped_ends_before_an_addition(
 ) -> None:
     with pytest.raises(KeyboardInterrupt), stopped_after(0, "manifest-*.json"):
         remove(folder, source="south")
-    with pytest.raises(UserError, match="holds unfinished work of the command 'remove'"):
+    with pytest.raises(UserError, match="'remove'", check=coded("unfinished-work")):
         make_data_set(folder, {"east": texts[120:]}, small_tokenizer, add=True)
     remove(folder, source="south")
     manifest = make_data_set(folder, {"east": texts[120:]}, small_tokenizer, add=True)

@@ -20,10 +20,11 @@ from data_prep.dataset.counts import (
     unigram_entropy_nats,
 )
 from data_prep.executors.phases import pack_counts, unpack_counts
+from tests.support.error_codes import coded
 from tests.support.living_data_sets import Record, records_of
 
 
-def test_a_record_by_hand() -> None:
+def test_counts_of_a_record_equal_those_made_by_hand() -> None:
     text = PieceText(num_bytes=np.array([0, 0, 0, 0, 0, 3, 2, 5]), begins_word=np.array([0, 0, 0, 0, 0, 1, 0, 1], bool))
     record = Record(
         tokens=np.array([5, 6, 7, 5, 6], np.uint16),
@@ -71,8 +72,8 @@ def test_packed_counts_are_read_back(most: int) -> None:
     assert found.dtype == np.int64 and np.array_equal(found, counts)
 
 
-def test_another_tokenizer_does_not_count(small_shards: Path) -> None:
-    with pytest.raises(UserError, match="is another tokenizer"):
+def test_counts_of_another_tokenizer_are_refused(small_shards: Path) -> None:
+    with pytest.raises(UserError, check=coded("other-tokenizer")):
         piece_text(str(small_shards / "tokenizer"), "0" * 64)
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from data_prep import open_dataset
 from data_prep.dataset.data_card import CARD_NAME, data_card, escaped
-from data_prep.dataset.manifest import Manifest
 from tests.support.living_data_sets import document_ids, make_data_set, remove
-from tests.support.preparations import read_texts
+from tests.support.preparations import Manifest, read_texts
 
 
 def with_source(manifest: Manifest, **changes: object) -> Manifest:
@@ -26,7 +25,7 @@ def table_rows(card: str, section: str) -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
-def test_every_data_set_has_one(small_shards: Path) -> None:
+def test_every_data_set_has_a_card(small_shards: Path) -> None:
     manifest = open_dataset(small_shards).manifest
     card = (small_shards / CARD_NAME).read_text(encoding="utf-8")
     assert f"`{manifest.digest}`" in card and manifest.tokenizer.fingerprint in card
@@ -34,7 +33,7 @@ def test_every_data_set_has_one(small_shards: Path) -> None:
     assert "valid\\_fraction 0.1" in card, "names of settings are escaped too"
 
 
-def test_a_license_that_is_not_stated_is_told_loudly(small_shards: Path) -> None:
+def test_a_missing_license_is_stated_in_the_card(small_shards: Path) -> None:
     manifest = open_dataset(small_shards).manifest
     assert manifest.sources[0].license is None
     assert "| not stated |" in data_card(manifest)
@@ -45,7 +44,7 @@ def test_a_license_that_is_not_stated_is_told_loudly(small_shards: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["a|b\n# c", "<script>alert(1)</script>", "[x](javascript:y)", "\u202e\x1b[31m `*_"])
-def test_what_comes_from_the_user_cannot_act(small_shards: Path, name: str) -> None:
+def test_text_of_the_user_is_escaped_in_the_card(small_shards: Path, name: str) -> None:
     card = data_card(
         with_source(open_dataset(small_shards).manifest, name=name, license=name, url=f"https://u:p@h/{name}")
     )
@@ -60,7 +59,7 @@ def test_escaping_by_hand() -> None:
     assert escaped("a|b\n c_d <e> & `f`") == r"a\|b c\_d &lt;e&gt; &amp; \`f\`"
 
 
-def test_it_tells_versions_drops_and_removals(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_the_card_lists_versions_drops_and_removals(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     texts = read_texts(small_corpus)
     folder = tmp_path / "shards"
     first = make_data_set(folder, {"one": [*texts[:60], *texts[:3], " "], "two": texts[60:90]}, small_tokenizer)
@@ -79,7 +78,7 @@ def test_it_tells_versions_drops_and_removals(small_corpus: Path, small_tokenize
     assert first.digest not in card, "the parent is version 2"
 
 
-def test_the_way_to_load_it_works_as_it_is_written(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loading_code_of_the_card_works(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = (small_shards / CARD_NAME).read_text(encoding="utf-8")
     code = card.partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(small_shards)

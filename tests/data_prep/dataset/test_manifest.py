@@ -55,7 +55,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(
     values = json.loads((small_shards / MANIFEST_NAME).read_bytes())
     edit(values)
     (tmp_path / MANIFEST_NAME).write_text(json.dumps(values))
-    with pytest.raises(UserError, match=f"manifest.json is damaged.*{message}"):
+    with pytest.raises(UserError, match=f"manifest.json.*{message}", check=coded("damaged-manifest")):
         read_manifest(str(tmp_path))
 
 

@@ -13,7 +13,7 @@ from data_prep.storage import storage
 from tests.support.error_codes import coded
 
 
-def test_a_path_that_does_not_exist_is_said_not_to_exist(tmp_path: Path) -> None:
+def test_a_missing_path_is_reported_as_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path}/none does not exist", check=coded("missing-path")):
         open_dataset(tmp_path / "none")
     with pytest.raises(UserError, match="none.jsonl does not exist", check=coded("missing-path")):
@@ -43,7 +43,7 @@ def test_a_tokenizer_is_not_taken_for_raw_text(tmp_path: Path, name: str) -> Non
         open_dataset(tmp_path)
 
 
-def test_other_files_and_folders_are_told_apart(tmp_path: Path) -> None:
+def test_other_files_and_folders_get_their_own_errors(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").touch()
     with pytest.raises(UsageError, match=f"give {tmp_path}", check=coded("not-a-data-set")):
         open_dataset(tmp_path / "manifest.json")

@@ -73,7 +73,7 @@ def test_a_missing_or_changed_sidecar_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"kept_as", b"https://a/3"], ids=["column", "value"])
-def test_a_sidecar_with_what_is_not_utf8_is_refused(text: bytes, tmp_path: Path) -> None:
+def test_a_sidecar_with_invalid_utf8_is_refused(text: bytes, tmp_path: Path) -> None:
     """As a forger writes it, with the checksum of the damaged bytes."""
     table = read_provenance(str(tmp_path), write_provenance(str(tmp_path), "train-000000", ROWS))
     file = tmp_path / "forged.parquet"

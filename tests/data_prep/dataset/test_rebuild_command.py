@@ -36,6 +36,7 @@ def printed_command(command: Command, folder: Path) -> list[str]:
     return words
 
 
+@pytest.mark.fault(row=58, fault="a finished set has a damaged shard", required="it is reported")
 def test_a_finished_set_with_a_file_cut_or_gone_is_not_called_complete(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -50,6 +51,7 @@ def test_a_finished_set_with_a_file_cut_or_gone_is_not_called_complete(
     assert "another --output" in message and "train-000000" not in message
 
 
+@pytest.mark.fault(row=58, fault="a shard has a flipped byte", required="a command makes the same bytes elsewhere")
 @pytest.mark.parametrize("of", ["files", "one_named_source", "everything"])
 def test_the_printed_command_makes_the_same_bytes_in_another_folder(
     of: str, small_corpus: Path, small_tokenizer: Path, tmp_path: Path, command: Command

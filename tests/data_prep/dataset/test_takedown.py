@@ -12,7 +12,6 @@ import pytest
 from data_prep import open_dataset, prepare
 from data_prep.base.errors import UserError
 from data_prep.dataset.data_card import write_data_card
-from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance, write_provenance
 from data_prep.dataset.removal_request import RemovalRequest, find_listed
 from data_prep.dataset.removed_names import ID_NAMES, URL_NAMES, read_list, removed_ids
@@ -29,7 +28,7 @@ from tests.support.living_data_sets import (
     records_of,
     remove,
 )
-from tests.support.preparations import read_texts
+from tests.support.preparations import Manifest, read_texts
 
 NEAR = 77
 """Id of a near-duplicate of the first document: its text is in no shard."""
@@ -97,7 +96,7 @@ def take_down(folder: Path, *urls: str) -> Manifest:
 
 @pytest.mark.long
 @pytest.mark.parametrize("url", ["own", "https://copy.org/", "https://near.org/"])
-def test_a_text_goes_by_the_url_of_any_of_its_copies(folder: Path, url: str) -> None:
+def test_a_text_is_removed_by_the_url_of_any_copy(folder: Path, url: str) -> None:
     first = document_ids(folder, "north")[0]
     before = provenance_of(folder, open_dataset(folder).manifest)
     manifest = take_down(folder, url_of(first) if url == "own" else url)
@@ -116,7 +115,7 @@ def test_only_the_shards_that_hold_it_are_rewritten(folder: Path) -> None:
     assert len(set(before.provenance_files) - set(manifest.provenance_files)) == 1
 
 
-def test_a_sidecar_whose_shard_stays_is_rewritten_alone(folder: Path) -> None:
+def test_a_sidecar_is_rewritten_without_its_unchanged_shard(folder: Path) -> None:
     first = document_ids(folder, "north")[0]
     before = open_dataset(folder).manifest
     manifest = take_down(folder, "https://near.org/")
@@ -152,14 +151,16 @@ def test_a_shard_that_is_emptied_leaves_its_other_rows_detached(folder: Path) ->
     assert manifest.detached_provenance == () and problems_of(folder) == []
 
 
-def test_a_source_goes_from_the_sidecars_too(folder: Path) -> None:
+def test_removing_a_source_removes_its_rows_from_the_sidecars(folder: Path) -> None:
     manifest, _ = remove(folder, source="south")
     assert {source for _, source, _ in provenance_of(folder, manifest)} == {"north"}
     assert problems_of(folder) == []
 
 
 @pytest.mark.parametrize("num_writes", range(0, 9, 2))
-def test_stopped_anywhere_it_ends_with_the_same_bytes(folder: Path, tmp_path: Path, num_writes: int) -> None:
+def test_a_takedown_stopped_at_any_write_ends_with_the_same_bytes(
+    folder: Path, tmp_path: Path, num_writes: int
+) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     urls = [url_of(identity) for identity in document_ids(folder, "north")[:6]]
     take_down(other, *urls)
@@ -170,7 +171,7 @@ def test_stopped_anywhere_it_ends_with_the_same_bytes(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.long
-def test_verify_finds_sidecars_that_lie(folder: Path, original: Path) -> None:
+def test_verify_finds_damaged_and_wrong_sidecars(folder: Path, original: Path) -> None:
     manifest = open_dataset(folder).manifest
     name = manifest.provenance_files[0].name
     (folder / name).write_bytes((folder / name).read_bytes() + b"!")
@@ -214,7 +215,7 @@ def test_without_provenance_the_setting_is_named(small_shards: Path) -> None:
         ("l.csv", 'note,url\nx," a\u00a0"\nx,"b\nc"\nx, \n', [(2, " a\u00a0"), (4, "b\nc")]),
     ],
 )
-def test_lists_are_read(tmp_path: Path, name: str, text: str, values: list[tuple[int, str]]) -> None:
+def test_lists_of_every_kind_are_read(tmp_path: Path, name: str, text: str, values: list[tuple[int, str]]) -> None:
     (tmp_path / name).write_bytes(text.encode())
     assert read_list(str(tmp_path / name), URL_NAMES) == values
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from data_prep import Dataset, open_dataset, prepare
-from data_prep.dataset.manifest import Manifest
 from tests.support.data_prep_command import Command
 from tests.support.kill_points import stopped_after
 from tests.support.living_data_sets import file_bytes, problems_of
-from tests.support.preparations import read_texts
+from tests.support.preparations import Manifest, read_texts
 
 SETTINGS: dict[str, Any] = {
     "documents": {"url_field": "url", "id_field": "id"},
@@ -146,7 +145,9 @@ def test_names_match_as_the_provenance_holds_them(folder: Path, command: Command
     assert dataset.sources["b"].dropped == {"removed earlier": 1}
 
 
-def test_stopped_anywhere_what_is_not_present_is_remembered(folder: Path, command: Command, tmp_path: Path) -> None:
+def test_a_takedown_stopped_at_any_write_remembers_absent_values(
+    folder: Path, command: Command, tmp_path: Path
+) -> None:
     (tmp_path / "urls.txt").write_text("https://b.org/3\n")
     arguments = ("remove", folder, "--urls", tmp_path / "urls.txt", "--workers", 1)
     for num_writes in range(0, 5, 2):

@@ -72,13 +72,15 @@ def test_a_shard_with_anothers_content_is_named(folder: Path) -> None:
         (lambda data: data[:-9000] + bytes([data[-9000] ^ 1]) + data[-8999:], "this shard with some bytes changed"),
     ],
 )
-def test_what_happened_to_a_shard_is_told(folder: Path, change: Callable[[bytes], bytes], message: str) -> None:
+def test_the_kind_of_damage_of_a_shard_is_reported(
+    folder: Path, change: Callable[[bytes], bytes], message: str
+) -> None:
     path = folder / "train-000002.tar"
     path.write_bytes(change(path.read_bytes()))
     assert message in problems(folder) and "train-000002.tar" in problems(folder)
 
 
-def test_a_shard_of_another_data_set_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_shard_of_another_data_set_is_reported(folder: Path, tmp_path: Path) -> None:
     records = records_of(folder / "train-000000.tar")
     others = [dataclasses.replace(record, document_ids=record.document_ids + np.uint64(1)) for record in records]
     write_shard(str(tmp_path / "other"), "train-000000", others)
@@ -86,7 +88,7 @@ def test_a_shard_of_another_data_set_is_told(folder: Path, tmp_path: Path) -> No
     assert "it is a whole shard of other documents" in problems(folder)
 
 
-def test_a_shard_of_another_tokenizer_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_shard_of_another_tokenizer_is_reported(folder: Path, tmp_path: Path) -> None:
     records = records_of(folder / "train-000000.tar")
     others = [dataclasses.replace(record, tokens=(record.tokens + 300).astype(np.uint16)) for record in records]
     write_shard(str(tmp_path / "other"), "train-000000", others)
@@ -117,18 +119,12 @@ def test_a_shard_that_the_manifest_does_not_name_is_reported(folder: Path) -> No
             lambda record: _with(record, tokens=np.where(record.tokens == record.tokens[7], 4, record.tokens)),
             "token ids",
         ),
-        (
-            lambda record: _with(record, tokens=record.tokens.astype(np.uint32)),
-            "tokens of type uint32, not uint16",
-        ),
-        (
-            lambda record: _with(record, sources=record.sources + np.uint16(1)),
-            "source that the manifest does not name",
-        ),
+        (lambda record: _with(record, tokens=record.tokens.astype(np.uint32)), "tokens of type uint32, not uint16"),
+        (lambda record: _with(record, sources=record.sources + np.uint16(1)), "source that the manifest does not name"),
         (lambda record: _with(record, document_ids=record.document_ids * np.uint64(0)), "documents twice"),
     ],
 )
-def test_shards_that_lie_are_found_though_their_hashes_agree(
+def test_wrong_records_are_found_although_the_hashes_agree(
     folder: Path, change: Callable[[Record], Record], message: str
 ) -> None:
     forge_shard(folder, 0, change)
@@ -156,7 +152,7 @@ def test_duplicates_are_a_problem_only_where_they_were_dropped(folder: Path) -> 
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
-def test_what_was_removed_and_is_there_is_named(folder: Path, version: str) -> None:
+def test_a_removed_document_that_is_still_there_is_named(folder: Path, version: str) -> None:
     first = open_dataset(folder).manifest
     record, *_ = records_of(folder / "train-000001.tar")
     ids = np.sort(record.document_ids[:2])
@@ -208,10 +204,7 @@ def test_an_edit_that_changes_no_count_is_found(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (
-            lambda text: text.replace("| not stated |", "| CC0-1.0 |"),
-            r"line \d+ is .*CC0-1.0",
-        ),
+        (lambda text: text.replace("| not stated |", "| CC0-1.0 |"), r"line \d+ is .*CC0-1.0"),
         (lambda text: text + "One line more.\n", r"line \d+ is 'One line more.', and the manifest gives ''"),
         (lambda text: text + "\n", r"line \d+ is '', and the manifest has no such line"),
         (lambda text: text[: len(text) // 2], r"line \d+ is"),
@@ -219,9 +212,7 @@ def test_an_edit_that_changes_no_count_is_found(folder: Path) -> None:
         (lambda text: "", "does not name the digest"),
     ],
 )
-def test_a_card_edited_by_hand_is_named_and_can_be_written_anew(
-    folder: Path, edit: Callable[[str], str], message: str
-) -> None:
+def test_an_edited_card_is_named_and_can_be_rewritten(folder: Path, edit: Callable[[str], str], message: str) -> None:
     path = folder / "DATA_CARD.md"
     whole = path.read_bytes()
     path.write_bytes(edit(whole.decode()).encode())
@@ -279,10 +270,7 @@ def _with(record: Record, **changes: np.ndarray) -> Record:
     [
         (lambda values: values["valid"].__setitem__("unigram_entropy_nats", 1.0), "unigram entropy of valid"),
         (lambda values: values["sources"][0].__setitem__("documents", 1), "source corpus has"),
-        (
-            lambda values: values["train"]["shards"][1].__setitem__("min_document_tokens", 1),
-            "shortest document",
-        ),
+        (lambda values: values["train"]["shards"][1].__setitem__("min_document_tokens", 1), "shortest document"),
     ],
 )
 def test_a_manifest_edited_by_hand_is_found(folder: Path, edit: Callable[[dict[str, Any]], None], message: str) -> None:
@@ -323,7 +311,7 @@ def test_a_folder_without_a_manifest_is_no_shard_set(folder: Path) -> None:
         ('{"format_version": 2}', r"is damaged \(clozeworks_version: Field required\)"),
     ],
 )
-def test_a_manifest_that_is_none_is_named(folder: Path, text: str, message: str) -> None:
+def test_an_invalid_manifest_is_reported(folder: Path, text: str, message: str) -> None:
     (folder / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=message):
         verify_shards(str(folder))

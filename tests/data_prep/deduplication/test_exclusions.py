@@ -13,7 +13,7 @@ from tests.support.work_units import Destinations
 PAIRS = np.column_stack([np.arange(9), np.full(9, 7)])
 
 
-def test_ids_come_back_at_their_destinations(tmp_path: Path) -> None:
+def test_ids_are_read_back_for_each_destination(tmp_path: Path) -> None:
     places = Destinations(num_train=3, num_valid=2, valid_fraction=0.3)
     ids = np.random.default_rng(0).integers(0, 1 << 64, 200, np.uint64)
     near, earlier = np.concatenate([ids[:150], ids[:5]]), ids[100:]
@@ -62,7 +62,7 @@ def refused(path: Path, expected: list[list[int]]) -> list[int]:
     return damaged
 
 
-def test_a_shard_reads_the_ids_of_its_own_destination_alone(tmp_path: Path) -> None:
+def test_a_shard_reads_only_the_ids_of_its_destination(tmp_path: Path) -> None:
     path = tmp_path / "exclusions"
     write_exclusions(str(path), {"near duplicate": PAIRS}, 2, lambda ids: (ids % 2).astype(np.int64))
     written = path.read_bytes()

@@ -138,12 +138,12 @@ def expected_ids(files: Sequence[Sequence[Document]], settings: DeduplicationSet
     return sorted({document_id for document_id, place in first_place.items() if least[place] != place})
 
 
-def test_a_near_copy_goes_and_different_documents_stay(tmp_path: Path) -> None:
+def test_a_near_copy_is_dropped_and_different_documents_are_kept(tmp_path: Path) -> None:
     files = [[(1, tokens_of(1)), (2, tokens_of(2))], [(3, edited(tokens_of(1), 4)), (4, edited(tokens_of(2), 150))]]
     assert found(tmp_path, files) == [3]
 
 
-def test_the_earliest_stays_whatever_its_id(tmp_path: Path) -> None:
+def test_the_earliest_copy_is_kept(tmp_path: Path) -> None:
     original = tokens_of(1)
     files = [[(9, tokens_of(5)), (900, original)], [(5, edited(original, 2)), (7, edited(original, 3))]]
     assert found(tmp_path, files) == [5, 7]
@@ -176,7 +176,7 @@ def test_exact_copies_count_once_at_their_earliest_place(tmp_path: Path) -> None
     assert found(tmp_path / "three", [[(2, copy)], *files]) == [1]
 
 
-def test_nothing_at_all_has_no_duplicates(tmp_path: Path) -> None:
+def test_an_empty_corpus_has_no_duplicates(tmp_path: Path) -> None:
     assert found(tmp_path, [[], []]) == []
     assert find_near_duplicates([], SETTINGS, str(tmp_path / "none"), Runner()).tolist() == []
 
@@ -315,7 +315,7 @@ def test_no_flipped_bit_and_no_torn_file_of_pairs_drops_other_documents(tmp_path
     for place in range(0, len(written), 41):
         for changed in (written[:place], written[:place] + bytes([written[place] ^ 2]) + written[place + 1 :]):
             path.write_bytes(changed)
-            with pytest.raises(UserError, match=r"pairs is damaged.*--fresh"):
+            with pytest.raises(UserError, check=coded("damaged-work-file")):
                 found(tmp_path, files)
 
 

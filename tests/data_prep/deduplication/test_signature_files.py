@@ -49,7 +49,7 @@ def test_documents_are_found_by_their_place_in_all_files(urls: list[str]) -> Non
 
 
 @pytest.mark.parametrize("places", [[], [0], [29], [3, 4], [0, 2, 7, 9, 10, 19, 20, 28], list(range(0, 30, 3))])
-def test_any_places_are_read_alone(urls: list[str], places: list[int]) -> None:
+def test_any_selection_of_rows_can_be_read(urls: list[str], places: list[int]) -> None:
     files = SignatureFiles(urls, SETTINGS)
     wanted = np.array(places, np.int64)
     np.testing.assert_array_equal(files.signatures(wanted), all_signatures()[wanted])
@@ -70,7 +70,7 @@ def test_the_parts_hold_every_key_once_and_each_its_range(urls: list[str], num_p
     assert files.num_entries == keys.size == len(found)
 
 
-def test_copies_within_a_block_have_the_keys_of_the_first_alone(tmp_path: Path) -> None:
+def test_only_the_first_of_copies_within_a_block_has_keys(tmp_path: Path) -> None:
     url, tokens = str(tmp_path / "copies"), documents_of(0)[3]
     with open_signatures(url, SETTINGS) as writer:
         for document_id in (8, 5, 8, 8, 5):
@@ -81,7 +81,7 @@ def test_copies_within_a_block_have_the_keys_of_the_first_alone(tmp_path: Path) 
     np.testing.assert_array_equal(files.document_ids(np.arange(5)), [8, 5, 8, 8, 5])
 
 
-def test_nothing_is_published_where_the_documents_end_in_an_error(tmp_path: Path) -> None:
+def test_no_file_is_published_when_reading_documents_fails(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), open_signatures(str(tmp_path / "broken"), SETTINGS) as writer:
         writer.add(1, documents_of(0)[0])
         raise RuntimeError
@@ -91,13 +91,13 @@ def test_nothing_is_published_where_the_documents_end_in_an_error(tmp_path: Path
 def test_a_cut_off_file_is_refused(urls: list[str]) -> None:
     path = Path(urls[1])
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(UserError, match="damaged.*--fresh"):
+    with pytest.raises(UserError, match="damaged.*--fresh", check=coded("damaged-work-file")):
         SignatureFiles(urls, SETTINGS)
 
 
 @pytest.mark.parametrize("change", [{"ngram_tokens": 4}, {"num_hashes": 64}, {"threshold": 0.4}])
 def test_signatures_of_other_settings_are_not_compared(urls: list[str], change: dict) -> None:
-    with pytest.raises(UserError, match="cannot be compared"):
+    with pytest.raises(UserError, check=coded("signature-mismatch")):
         SignatureFiles(urls, SETTINGS.model_copy(update=change))
 
 
@@ -105,7 +105,7 @@ def test_signatures_of_another_version_of_rensa_are_not_compared(
     urls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signature_files, "ALGORITHM_VERSION", 99)
-    with pytest.raises(UserError, match="rensa"):
+    with pytest.raises(UserError, match="rensa", check=coded("signature-mismatch")):
         SignatureFiles(urls, SETTINGS)
 
 
@@ -129,5 +129,5 @@ def test_no_flipped_byte_is_read_as_if_it_had_been_written(urls: list[str]) -> N
             everything()
     for length in (0, 5, len(written) // 2, len(written) - 1):
         path.write_bytes(written[:length])
-        with pytest.raises(UserError, match="is damaged"):
+        with pytest.raises(UserError, check=coded("damaged-work-file")):
             everything()

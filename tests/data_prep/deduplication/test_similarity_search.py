@@ -105,7 +105,7 @@ def test_documents_unlike_the_earliest_are_compared_among_themselves() -> None:
     np.testing.assert_array_equal(similar_pairs(keys, places, same_parity), [[0, 2], [0, 4], [1, 3], [1, 5]])
 
 
-def test_nothing_in_gives_nothing_out() -> None:
+def test_an_empty_search_finds_no_pairs() -> None:
     assert similar_pairs(np.empty(0, np.uint64), np.empty(0, np.int64), always).shape == (0, 2)
     assert similar_pairs(*groups_of([1], [2]), always).shape == (0, 2)
     assert [len(part) for part in clusters(np.empty((0, 2), np.int64))] == [0, 0]
@@ -167,7 +167,7 @@ def test_clusters_joined_step_by_step_are_those_of_all_pairs() -> None:
     np.testing.assert_array_equal((members, roots), clusters(pairs))
 
 
-def test_it_is_splitmix64() -> None:
+def test_the_hash_is_splitmix64() -> None:
     """The first outputs of the published generator from seed 0, whose state grows by the golden ratio."""
     states = np.arange(3, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     assert [hex(value) for value in mix(states).tolist()] == [

@@ -60,7 +60,7 @@ def test_files_and_patterns_of_a_data_set_are_read(hub: Hub) -> None:
 
 
 @pytest.mark.long
-def test_what_is_not_there_is_a_paragraph(hub: Hub) -> None:
+def test_a_missing_repository_or_file_is_a_clear_error(hub: Hub) -> None:
     for pattern in ("hf://datasets/user/tales/data/absent.jsonl", "hf://datasets/user/tales/other/*.jsonl"):
         done = read(hub.url, pattern)
         assert done.returncode != 0 and "no input file matches" in done.stderr.splitlines()[-1], done.stderr

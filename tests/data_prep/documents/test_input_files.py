@@ -15,6 +15,7 @@ from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.documents.input_files import expand, find_inputs, find_units
 from data_prep.storage import storage
+from tests.support.error_codes import coded
 from tests.support.reading import reader_of
 from tests.support.s3_server import S3Bucket
 
@@ -69,6 +70,7 @@ def test_a_name_that_looks_like_a_pattern_is_taken_as_it_is(corpus: Path, name: 
     assert not (corpus / "x").exists()
 
 
+@pytest.mark.fault(row=1, fault="no file matches; a folder", required="clear error with what to write")
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
@@ -86,7 +88,7 @@ def test_a_name_that_looks_like_a_pattern_is_taken_as_it_is(corpus: Path, name: 
         ("{1.." + "9" * 5000 + "}", "no input file matches"),
     ],
 )
-def test_what_names_no_file_is_a_usage_error(corpus: Path, pattern: str, message: str) -> None:
+def test_an_input_that_names_no_file_is_a_usage_error(corpus: Path, pattern: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         expand(pattern)
 
@@ -101,21 +103,22 @@ def test_files_are_listed_by_source_and_then_by_name_with_size_and_stamp(corpus:
     assert all(file.stamp == storage.stamp(file.url) for file in found)
 
 
+@pytest.mark.fault(row=10, fault="one source, or two, with the same file under two names", required="clear error")
 def test_the_same_file_under_two_names_is_a_usage_error(corpus: Path) -> None:
     os.symlink("a.jsonl", "link.jsonl")
     os.symlink("deep", "shallow")
     for twice in (["a.jsonl", "*.jsonl"], ["a.jsonl", "./a.jsonl"], ["a.jsonl", f"file://{corpus}/a.jsonl"]):
-        with pytest.raises(UsageError, match="is listed twice.* Fix: list every file once"):
+        with pytest.raises(UsageError, check=coded("input-named-twice")):
             find_inputs(config(twice))
-    with pytest.raises(UsageError, match=r"link.jsonl is listed twice \(it is the same file as a.jsonl\)"):
+    with pytest.raises(UsageError, match="link.jsonl.*a.jsonl", check=coded("input-named-twice")):
         find_inputs(config("*.jsonl"))
-    with pytest.raises(UsageError, match="in two sources, source0 and source1"):
+    with pytest.raises(UsageError, match="source0.*source1", check=coded("input-named-twice")):
         find_inputs(config("a.jsonl", ["c.txt", "link.jsonl"]))
-    with pytest.raises(UsageError, match="in two sources"):
+    with pytest.raises(UsageError, check=coded("input-named-twice")):
         find_inputs(config("deep/er/d.jsonl", "shallow/*/d.jsonl"))
 
 
-def test_a_hard_link_is_told_of(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hard_link_is_reported(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.link("a.jsonl", "deep/hard.jsonl")
     assert len(find_inputs(config("*.jsonl"))) == 1, "a file may have other names that are no inputs"
     assert capsys.readouterr().err == ""
@@ -129,15 +132,15 @@ def test_a_hard_link_is_told_of(corpus: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_range_of_braces_counts_by_its_steps(corpus: Path) -> None:
-    with pytest.raises(UsageError, match=r"no input file matches part-0.txt"):
+    with pytest.raises(UsageError, match="part-0.txt", check=coded("input-not-found")):
         expand("part-{0..300000..100000}.txt")
 
 
 def test_an_ending_or_a_language_that_is_not_known_is_a_usage_error(corpus: Path) -> None:
     write(corpus / "report.pdf")
-    with pytest.raises(UsageError, match="report.pdf has an unsupported file type"):
+    with pytest.raises(UsageError, match="report.pdf", check=coded("unsupported-file-type")):
         find_inputs(config("*.pdf"))
-    with pytest.raises(UsageError, match="klingonish"):
+    with pytest.raises(UsageError, match="klingonish", check=coded("unknown-language")):
         find_inputs(config("a.jsonl", documents={"language": "klingonish"}))
 
 
@@ -152,12 +155,12 @@ def test_remote_files_are_found_by_patterns_like_local_ones() -> None:
     assert names("a-{00..01}.jsonl") == names("a-*.jsonl") == ["a-00.jsonl", "a-01.jsonl"]
     assert names("**/*.jsonl") == ["a-00.jsonl", "a-01.jsonl", "deep/er/b.jsonl"]
     assert names("[1].txt") == ["[1].txt"] and names("{x,y}.txt") == ["{x,y}.txt"]
-    with pytest.raises(UsageError, match="no input file matches memory://found/corpus/a-02.jsonl"):
+    with pytest.raises(UsageError, match="memory://found/corpus/a-02.jsonl", check=coded("input-not-found")):
         names("a-{00..02}.jsonl")
-    with pytest.raises(UsageError, match="deep is a folder"):
+    with pytest.raises(UsageError, match="deep is", check=coded("input-is-folder")):
         names("deep")
     for twice in ([f"{base}/a-00.jsonl"] * 2, [f"{base}/a-00.jsonl", f"{base}/a-*.jsonl"]):
-        with pytest.raises(UsageError, match="listed twice"):
+        with pytest.raises(UsageError, check=coded("input-named-twice")):
             find_inputs(config(twice))
     (file,) = find_inputs(config(f"{base}/a-00.jsonl"))
     assert (file.bytes, file.source) == (2, 0)
@@ -215,10 +218,10 @@ def test_a_pattern_may_be_longer_than_any_name(corpus: Path) -> None:
 def test_a_name_that_is_not_utf_8_is_refused_before_anything_is_read(corpus: Path) -> None:
     write(corpus / "bad\udcff.jsonl")
     for pattern in ("bad\udcff.jsonl", "*.jsonl"):
-        with pytest.raises(UsageError, match=r"input 'bad\\udcff.jsonl' is not UTF-8"):
+        with pytest.raises(UsageError, match=r"'bad\\udcff.jsonl'", check=coded("not-utf8")):
             find_inputs(config(pattern))
     good = config("a.jsonl")
     for field in ("name", "license"):
         source = good.sources[0].model_copy(update={field: "n\udcff"})
-        with pytest.raises(UsageError, match=rf"a source's {field} 'n\\udcff' is not UTF-8"):
+        with pytest.raises(UsageError, match=rf"{field} 'n\\udcff'", check=coded("not-utf8")):
             find_inputs(good.model_copy(update={"sources": (source,)}))

@@ -14,12 +14,12 @@ def counted(*languages: str | None) -> DocumentLanguages:
     return found
 
 
-def test_documents_that_name_known_languages_or_some_none_are_nothing_to_tell() -> None:
+def test_known_languages_and_some_missing_ones_give_no_warning() -> None:
     assert not list(counted("de", "pt-BR", None).warnings("lang"))
     assert not list(counted().warnings("lang"))
 
 
-def test_a_field_that_no_document_has_is_told() -> None:
+def test_a_language_field_that_no_document_has_is_reported() -> None:
     assert list(counted(None, None).warnings("lnag")) == [
         "none of its 2 documents names a language in the field 'lnag'"
     ]

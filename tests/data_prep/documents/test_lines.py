@@ -76,7 +76,7 @@ def test_the_parts_of_a_file_hold_each_block_once_and_in_order(data: bytes, cuts
 
 @given(data=st.lists(pieces, max_size=25).map(b"".join), cuts=cut_places, limit=st.integers(1, 8))
 @settings(max_examples=100, deadline=None)
-def test_the_parts_of_a_file_agree_on_what_is_too_long(data: bytes, cuts: list[int], limit: int) -> None:
+def test_every_division_of_a_file_drops_the_same_long_lines(data: bytes, cuts: list[int], limit: int) -> None:
     found = [block for start, stop in parts(data, cuts) for block in blocks_of(data, start, stop, limit)]
     assert found == [
         block._replace(number=mine.number)
@@ -95,13 +95,13 @@ def test_positions_numbers_and_lengths_are_those_of_the_file() -> None:
     assert blocks_of(data, 0, len(data)) == [Line(0, 1, 9, b"first\r\n"), Line(11, 3, 5, b"third")]
 
 
-def test_of_a_line_over_the_limit_the_length_is_told_and_nothing_kept() -> None:
+def test_a_line_over_the_limit_gives_only_its_length() -> None:
     data = b"12345\n123456\n" + b"x" * 5_000_000 + b"\nend"
     found = [(line.num_bytes, line.data) for line in lines_of(data, 0, len(data), limit=5)]
     assert found == [(5, b"12345\n"), (6, b""), (5_000_000, b""), (3, b"end")]
 
 
-def test_a_part_inside_one_long_line_or_block_reads_little_beyond_itself() -> None:
+def test_a_part_within_one_long_line_reads_little_beyond_its_end() -> None:
     for data in (b"x" * 50_000_000, b"line of a block\n" * 3_000_000):
         file = CountingFile(data)
         file.seek(9_999_999)

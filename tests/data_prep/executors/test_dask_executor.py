@@ -99,7 +99,7 @@ def configured_prefixes(unit: int) -> tuple[int, list[str], int]:
     return unit, list(storage.options()), os.getpid()
 
 
-def test_no_scheduler_and_no_worker_are_told(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_scheduler_and_missing_workers_are_reported(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_executor, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(dask_executor, "WORKER_SECONDS", 0.2)
     with pytest.raises(UserError, match="tcp://127.0.0.1:9 ", check=coded("no-scheduler")):
@@ -211,7 +211,7 @@ def test_row_12_a_dask_worker_killed_in_any_command_costs_nothing(
     assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
 
 
-def test_a_remote_tokenizer_is_not_trained_by_workers_elsewhere(small_corpus: Path) -> None:
+def test_a_tokenizer_in_a_store_is_not_trained_on_other_machines(small_corpus: Path) -> None:
     class Elsewhere:
         def run(self, task: object, units: object) -> Iterator[tuple[object, object]]:
             raise AssertionError
@@ -225,7 +225,7 @@ def test_a_remote_tokenizer_is_not_trained_by_workers_elsewhere(small_corpus: Pa
         train_tokenizer(small_corpus, output="memory://t", vocab_size=600, executor=Elsewhere())  # type: ignore[arg-type]
 
 
-def test_errors_come_back_as_themselves_and_options_go_along(
+def test_errors_keep_their_class_and_workers_get_the_storage_options(
     small_corpus: Path, tokenizer: Tokenizer, scheduler: str, workers: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     corpus = tmp_path / "bad.jsonl"
@@ -246,7 +246,7 @@ def test_errors_come_back_as_themselves_and_options_go_along(
 
 
 @pytest.mark.long
-def test_relative_names_are_those_of_the_command(
+def test_relative_paths_are_resolved_where_the_command_runs(
     small_corpus: Path,
     tokenizer: Tokenizer,
     scheduler: str,

@@ -208,6 +208,7 @@ def test_processes_are_kept_from_run_to_run_and_know_the_stores_options(script: 
     assert output.strip() == "True 2 False {('s3://somewhere', 'somewhere')}"
 
 
+@pytest.mark.fault(row=12, fault="a worker of the pool is killed", required="its units are done again")
 @pytest.mark.spawn
 def test_units_of_a_killed_worker_are_done_again(script: Path) -> None:
     output, errors = _start(script, "killed_once").communicate(timeout=60)
@@ -221,23 +222,26 @@ def test_a_unit_that_always_kills_its_worker_is_given_up(script: Path) -> None:
     assert "user error: workers-killed" in output
 
 
+@pytest.mark.fault(row=55, fault="the fork server is killed at its start", required="the work is done again")
 @pytest.mark.spawn
-def test_the_server_of_workers_killed_while_the_first_is_asked_for_costs_nothing(script: Path) -> None:
+def test_a_fork_server_killed_at_its_start_loses_no_result(script: Path) -> None:
     output, errors = _start(script, "server_killed_at_start").communicate(timeout=60)
     assert output.strip() == "[1, 2, 3]" and errors.count("\n") == 1, errors
     assert "3 unfinished units" in errors and "1 of 3" in errors
 
 
+@pytest.mark.fault(row=55, fault="the fork server is killed at work", required="no traceback, no loss")
 @pytest.mark.spawn
-def test_the_server_of_workers_killed_at_work_costs_nothing_and_leaves_no_worker_behind(script: Path) -> None:
+def test_a_fork_server_killed_at_work_loses_no_result_and_leaves_no_worker(script: Path) -> None:
     output, errors = _start(script, "server_killed_at_work").communicate(timeout=60)
     assert (output.strip(), errors) == ("[0, 1, 2, 3, 4]", "")
     workers = [int(path.name.partition("-")[2]) for path in script.parent.glob("run-*")]
     assert len(workers) == 2 and not any(map(_is_alive, workers))
 
 
+@pytest.mark.fault(row=55, fault="the resource tracker of preparation killed", required="no line; nothing is lost")
 @pytest.mark.spawn
-def test_a_killed_resource_tracker_costs_nothing(script: Path) -> None:
+def test_a_killed_resource_tracker_loses_no_result(script: Path) -> None:
     process = _start(script, "tracker_killed")
     output, errors = process.communicate(timeout=60)  # to the end of all that writes there, the new tracker too
     assert output.splitlines() == ["[1, 2, 3]"] * 3 and errors == ""
@@ -256,13 +260,13 @@ def test_an_error_that_cannot_be_read_again_is_printed_with_its_own_traceback(sc
 
 
 @pytest.mark.spawn
-def test_a_worker_that_is_killed_or_ended_while_it_sends_a_result_costs_nothing(script: Path) -> None:
+def test_a_worker_killed_while_it_sends_a_result_loses_no_result(script: Path) -> None:
     output, errors = _start(script, "killed_while_sending").communicate(timeout=60)
     assert output.splitlines() == ["3", "user error: the disk is full"] and "Traceback" not in errors, errors
 
 
 @pytest.mark.spawn
-def test_workers_are_warmed_up_before_their_units_and_a_failure_of_it_is_the_units_own(script: Path) -> None:
+def test_workers_are_warmed_up_and_a_failed_warm_up_does_not_stop_units(script: Path) -> None:
     output, _ = _start(script, "warm").communicate(timeout=60)
     assert output.strip() == "True 2"
     assert list(script.parent.glob("warm-*"))
@@ -289,7 +293,7 @@ print(sorted(value for value, _ in found), os.getpid() in {pid for _, pid in fou
 
 @pytest.mark.spawn
 @pytest.mark.parametrize("how", ["script", "-c", "stdin"])
-def test_a_script_needs_no_guard_and_its_functions_travel_by_value(tmp_path: Path, how: str) -> None:
+def test_functions_of_a_script_without_a_main_guard_run_in_workers(tmp_path: Path, how: str) -> None:
     (tmp_path / "script.py").write_text(_SCRIPT_WITHOUT_GUARD)
     words = {"script": [str(tmp_path / "script.py")], "-c": ["-c", _SCRIPT_WITHOUT_GUARD], "stdin": ["-"]}[how]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}

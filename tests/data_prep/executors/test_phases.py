@@ -42,7 +42,7 @@ def run(folder: Path, tasks: list[int], lock: Lock, write: bool = True) -> list[
     return begun
 
 
-def test_the_largest_comes_first_and_nothing_is_done_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_largest_unit_runs_first_and_no_unit_runs_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, [3, 9], Lock()) == [9, 3]
     assert unfinished([1, 3, 5, 9], lambda task: f"{tmp_path}/{task}") == [1, 5]
     assert run(tmp_path, [1, 3, 5, 9], Lock()) == [5, 1]
@@ -56,7 +56,7 @@ def test_a_lost_lock_stops_the_phase(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3"]
 
 
-def test_results_that_lie_on_another_machine_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_results_of_other_machines_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "_APPEARANCE_SECONDS", 0.1)
     with pytest.raises(UserError, check=coded("result-not-visible")):
         run(tmp_path, [1, 2], Lock(), write=False)

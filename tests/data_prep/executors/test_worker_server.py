@@ -33,20 +33,20 @@ def test_workers_are_wanted_by_commands_that_use_several(
     assert needs_workers(line.split()) is wanted
 
 
-def test_one_core_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_core_starts_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_server, "default_num_workers", lambda: 1)
     assert not needs_workers(["shards", "--input", "a"])
 
 
 @pytest.mark.spawn
-def test_it_imports_little_itself() -> None:
+def test_the_server_module_imports_little() -> None:
     code = "import sys, data_prep.executors.worker_server; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert not {"numpy", "pydantic", "fsspec", "sentencepiece", "pyarrow"} & set(output.split())
 
 
 @pytest.mark.parametrize(("module", "wanted"), [("json.tool", ["json.tool"]), (None, None)])
-def test_the_server_imports_what_it_is_told_or_what_this_process_has_imported(
+def test_the_server_imports_the_named_or_the_already_imported_modules(
     module: str | None, wanted: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[list[str]] = []
@@ -61,7 +61,7 @@ def test_the_server_imports_what_it_is_told_or_what_this_process_has_imported(
         assert worker_server.__name__ in names and all(name.startswith("data_prep.") for name in names)
 
 
-def test_there_are_as_many_workers_as_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_number_of_workers_is_the_number_of_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_server.os, "sched_getaffinity", lambda pid: {3, 5, 7}, raising=False)
     assert worker_server.default_num_workers() == 3
     monkeypatch.delattr(worker_server.os, "sched_getaffinity")  # as on macOS

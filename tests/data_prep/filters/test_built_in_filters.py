@@ -32,16 +32,17 @@ def read(path: Path, rows: list[dict[str, Any]], **settings: Any) -> Filtered:
 SCORED = {"metadata_fields": ["score"], "filters": [{"name": "metadata", "keep": "score >= 3"}]}
 
 
-def test_metadata_thresholds_count_what_does_not_hold(tmp_path: Path) -> None:
+def test_metadata_thresholds_count_each_failed_condition(tmp_path: Path) -> None:
     rows = [{"text": "a", "score": 2}, {"text": "b", "score": 3}, {"text": "c"}, {"text": "d", "score": None}]
     kept = read(tmp_path / "a.jsonl", rows, **SCORED)
     assert [document.text for document in kept] == ["b"]
     assert kept.reader.dropped == {"filter metadata: not score >= 3": 1, "filter metadata: no score": 2}
 
 
+@pytest.mark.fault(row=4, fault="a score is text", required="named by line, or counted by policy")
 def test_a_score_that_is_text_is_bad_input(tmp_path: Path) -> None:
     rows = [{"text": "a", "score": 4}, {"text": "b", "score": "4"}]
-    with pytest.raises(BadInput, match="a.jsonl line 2: filter 'metadata': score='4'"):
+    with pytest.raises(BadInput, match="a.jsonl line 2.*'metadata': score='4'", check=coded("unreadable")):
         list(read(tmp_path / "a.jsonl", rows, **SCORED))
     kept = read(tmp_path / "a.jsonl", rows, on_bad_input="skip", **SCORED)
     assert len(list(kept)) == 1 and kept.reader.dropped == {"filter metadata: cannot be judged": 1}
@@ -96,7 +97,7 @@ def test_a_blocklist_is_identified_by_its_content(tmp_path: Path) -> None:
     assert filter_identity("url_blocklist", domains=["b.example"]) != given
 
 
-def test_a_mark_of_the_encoding_begins_no_entry(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_entry(tmp_path: Path) -> None:
     listed = tmp_path / "domains.txt"
     listed.write_text("# bad ones\nspam.example\n", encoding="utf-8-sig")
     given = filter_identity("url_blocklist", domains=str(listed))
@@ -110,7 +111,7 @@ def test_an_entry_that_is_no_domain_is_named_with_its_line(tmp_path: Path, entry
         outcome(Document("a"), name="url_blocklist", domains=str(tmp_path / "domains.txt"))
 
 
-def test_a_blocklist_of_nothing_or_of_no_text_is_refused(tmp_path: Path) -> None:
+def test_an_empty_blocklist_or_one_that_is_no_text_is_refused(tmp_path: Path) -> None:
     for entry, code in (({}, "empty-blocklist"), ({"urls": str(tmp_path / "latin")}, "not-utf8")):
         (tmp_path / "latin").write_bytes(b"caf\xe9")
         with pytest.raises(UserError, check=coded(code)):

@@ -36,11 +36,15 @@ def capitals(document: Document) -> Document:
     return replace(document, text=document.text.upper())
 
 
-def reader(tmp_path: Path, *filters: Any, **options: Any) -> Filtered:
+def reader(tmp_path: Path, *filters: Any, policy: str = "error", **options: Any) -> Filtered:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     settings = DocumentSettings(
-        id_field="id", url_field="url", metadata_fields=("score",), filters=tuple(map(filter_settings, filters))
+        id_field="id",
+        url_field="url",
+        metadata_fields=("score",),
+        filters=tuple(map(filter_settings, filters)),
+        on_bad_input=policy,
     )
     return Filtered(path, pickle.loads(pickle.dumps(settings)), **options)
 
@@ -60,6 +64,7 @@ def test_filters_drop_and_transforms_replace_in_their_order(tmp_path: Path) -> N
     assert len(list(unfiltered)) == 6 and unfiltered.reader.sha256 == found.reader.sha256, "what was read is the same"
 
 
+@pytest.mark.fault(row=4, fault="a filter that fails", required="it always stops; named with file, line and document")
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [
@@ -87,8 +92,10 @@ def test_a_wrong_filter_is_named_with_file_line_and_document(
 ) -> None:
     later = lambda document: None if document.id == "0" else wrong(document)  # noqa: E731
     later.version = "1"  # type: ignore[attr-defined]
-    with pytest.raises(UserError, check=coded(code), match=re.escape(f"{tmp_path / 'a.jsonl'} line 2 (document '1')")):
-        list(reader(tmp_path, later))
+    where = re.escape(f"{tmp_path / 'a.jsonl'} line 2 (document '1')")
+    for policy in ("error", "skip"):
+        with pytest.raises(UserError, check=coded(code), match=where):
+            list(reader(tmp_path, later, policy=policy))
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), Stopped(15)])
@@ -113,7 +120,7 @@ def test_a_field_that_is_not_read_is_named_in_the_fix(tmp_path: Path) -> None:
         list(reader(tmp_path, lambda document: "low" if document.metadata["quality"] < 3 else None))
 
 
-def test_reasons_that_never_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_different_reasons_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data_prep.filters.chain._MOST_REASONS", 3)
     with pytest.raises(UserError, check=coded("filter-reasons")):
         list(reader(tmp_path, lambda document: document.text))

@@ -113,7 +113,7 @@ def test_tokens_are_those_of_the_same_text_in_another_case(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_of_a_real_corpus_hardly_a_document_is_dropped_and_every_planted_example_is(corpora: Path) -> None:
+def test_planted_examples_are_dropped_and_real_documents_are_kept(corpora: Path) -> None:
     """Of 50,000 documents of pack_medium fewer than 0.1% share text with SST-2, MRPC or allocine."""
     labelled = corpora / "labelled"
     given = {

@@ -32,7 +32,7 @@ VALUES = {"score": 3, "lang": "en", "meta.year": 2024, "flag": True, "tags": ["a
         (" score >= 2.5 and (lang == 'fr' or lang == 'en') ", None),
     ],
 )
-def test_a_condition_holds_or_says_what_does_not(condition: str, verdict: str | None) -> None:
+def test_a_condition_holds_or_names_the_failed_part(condition: str, verdict: str | None) -> None:
     assert Condition(condition)(VALUES) == verdict
 
 
@@ -46,7 +46,7 @@ def test_a_condition_holds_or_says_what_does_not(condition: str, verdict: str | 
         "score == 10 ** 9", "score == f'{x}'", "score == b'x'",
     ],
 )  # fmt: skip
-def test_what_is_no_condition_is_refused(condition: str) -> None:
+def test_an_invalid_condition_is_refused(condition: str) -> None:
     with pytest.raises(UsageError, check=coded("filter-condition")):
         Condition(condition)
 

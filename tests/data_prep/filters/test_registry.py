@@ -20,11 +20,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import FilterSettings, PreparationConfig
 from data_prep.documents.formats.format_registry import Formats
 from data_prep.filters.chain import SourceReading, filter_identities
-from data_prep.filters.registry import (
-    described_filters,
-    filter_settings,
-    load_filters,
-)
+from data_prep.filters.registry import described_filters, filter_settings, load_filters
 from data_prep.storage import remote_reader, storage
 from tests.support.error_codes import coded
 from tests.support.preparations import config_of, filters_fingerprint
@@ -132,7 +128,7 @@ def test_a_wrong_entry_is_refused(entry: dict[str, Any], code: str) -> None:
         load_filters([filter_settings(entry)])
 
 
-def test_a_refused_entry_comes_with_what_to_write(tmp_path: Path) -> None:
+def test_a_refused_entry_shows_the_correct_entry(tmp_path: Path) -> None:
     for entry, code, expected in (
         ({"name": "langage"}, "unknown-filter", "did you mean language"),
         ({"name": "metadata", "kept": "a > 1"}, "filter-parameters", "it takes keep"),
@@ -171,7 +167,7 @@ def test_an_installed_filter_is_found_by_its_entry_point(module: Path) -> None:
     assert described_filters([filter_settings("shorter")])[0]["version"] == "1.5"
 
 
-def test_a_function_of_a_notebook_is_digested_with_what_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_function_is_digested_with_the_globals_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     first = filter_settings(uses_limit)
     (step,) = load_filters([first])
     assert [step.apply(SHORT), step.apply(LONG)] == [None, "long"]
@@ -259,7 +255,7 @@ def longer(document: Document, limit: int) -> str | None:
         (Slotted("a"), Slotted("b")),
     ],
 )
-def test_what_an_object_holds_besides_its_attributes_counts_too(one: Any, other: Any) -> None:
+def test_state_outside_the_attributes_of_an_object_is_digested(one: Any, other: Any) -> None:
     digests = [filter_settings(each).function_digest for each in (one, one, other)]
     assert digests[0] is not None and digests[0] == digests[1] != digests[2]
     with pytest.raises(UserError, check=coded("filter-without-version")):
@@ -292,7 +288,7 @@ def test_steps_are_made_once_until_a_file_of_their_parameters_changes(
     assert load_filters([entry]) != steps
 
 
-def test_a_list_of_a_server_that_states_its_size_alone_is_compared_by_content(
+def test_a_list_on_a_server_that_states_only_its_size_is_compared_by_content(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "list.txt").write_text("a.org\n")

@@ -91,6 +91,7 @@ def assert_as_fresh(output: Path, fresh: Path, make: Callable[[Path], object]) -
     assert files_of(output) == files_of(fresh)
 
 
+@pytest.mark.fault(row=56, fault="an input is rewritten before a resume", required="the result is that of a fresh run")
 @changes
 @pytest.mark.parametrize("stop", ["map-*.sections", pytest.param("train-*.tar", marks=pytest.mark.long)])
 def test_a_change_between_two_runs(
@@ -121,9 +122,15 @@ def test_a_change_during_the_run(
     assert_as_fresh(tmp_path / "out", tmp_path / "fresh", lambda folder: plan_of(corpus, tokenizer).make(folder))
 
 
-@pytest.mark.long
-@changes
-@pytest.mark.parametrize("with_", ["near", "keep_dropped", "workers"])
+@pytest.mark.parametrize(
+    ("with_", "change"),
+    [
+        pytest.param(with_, change, marks=pytest.mark.long if change in often else pytest.mark.slow)
+        for with_, often in {"near": (same_size, added), "keep_dropped": (removed,), "workers": (replaced,)}.items()
+        for change in CHANGES
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
 def test_a_change_with_further_files_and_processes(
     corpus: Path, tokenizer: Tokenizer, tmp_path: Path, change: Callable[[Path], None], with_: str
 ) -> None:
@@ -203,6 +210,7 @@ def test_changes_in_a_store(
                 plan.make(output)
 
 
+@pytest.mark.fault(row=10, fault="input changed between two runs of one output", required="refused, naming the file")
 @changes
 def test_a_finished_data_set_of_changed_inputs_is_refused(
     corpus: Path, tokenizer: Tokenizer, tmp_path: Path, change: Callable[[Path], None]
@@ -226,6 +234,7 @@ def test_a_finished_data_set_of_changed_inputs_is_refused(
     assert files_of(output) == before
 
 
+@pytest.mark.fault(row=56, fault="inputs of a finished set rewritten", required="it is refused with the list")
 def test_all_changed_files_of_a_finished_data_set_are_listed(
     corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -251,7 +260,7 @@ def test_a_data_set_without_stamps_is_compared_by_content_and_gets_them(
     for damage in (stamps.unlink, lambda: stamps.write_text("{}")):
         damage()
         same_size(corpus)
-        with pytest.raises(UserError, match=r"b\.jsonl has other content"):
+        with pytest.raises(UserError, match=r"b\.jsonl", check=coded("other-preparation")):
             plan_of(corpus, tokenizer).make(tmp_path / "out")
         path = corpus / "b.jsonl"
         path.write_bytes(data)
@@ -325,7 +334,7 @@ def test_an_addition_of_changed_inputs(corpus: Path, tokenizer: Tokenizer, tmp_p
     assert_as_fresh(output, tmp_path / "fresh", lambda folder: addition(folder).make(folder))
     verify(output)  # raises where a file is damaged
     more.write_bytes((corpus / "c.jsonl").read_bytes())
-    with pytest.raises(UserError, match=r"more\.jsonl has other content"):
+    with pytest.raises(UserError, match=r"more\.jsonl", check=coded("other-preparation")):
         addition(output).make(output)
 
 

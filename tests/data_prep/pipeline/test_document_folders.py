@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import Manifest
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.kill_points import stopped_after
-from tests.support.preparations import prepared
+from tests.support.preparations import Manifest, prepared
 
 OVERRIDES = [
     "documents.metadata_fields=[score]", "documents.id_field=id", "documents.min_document_characters=10",
@@ -40,7 +39,7 @@ def prepare(corpus: Path, tokenizer: Path, output: Path, **options: Any) -> Mani
     return prepared(corpus, tokenizer, output, *OVERRIDES, f"keep_dropped={output}-dropped", **options)
 
 
-def test_they_are_what_the_steps_count(corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_dropped_documents_match_the_counts_of_the_steps(corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     manifest = prepare(corpus, small_tokenizer, tmp_path / "one")
     folder = tmp_path / "one-dropped"
     index = json.loads((folder / "dropped.json").read_bytes())
@@ -77,7 +76,7 @@ def test_a_stopped_run_keeps_what_it_has_and_the_index_comes_last(
     assert files_of(folder) == files_of(tmp_path / "whole-dropped")
 
 
-def test_of_a_complete_data_set_they_cannot_be_asked_for_later(
+def test_dropped_documents_of_a_complete_data_set_cannot_be_written_later(
     corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     prepare(corpus, small_tokenizer, tmp_path / "one")

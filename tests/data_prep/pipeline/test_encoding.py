@@ -80,7 +80,7 @@ def test_length_limits_count_characters_of_the_clean_text(tokenizer: Tokenizer) 
     check(section, kept, ["en"] * 4, tokenizer)
 
 
-def test_nothing_is_left_of_nothing(tokenizer: Tokenizer) -> None:
+def test_no_documents_give_an_empty_section(tokenizer: Tokenizer) -> None:
     section, dropped = encoded(["", "\n"], tokenizer)
     assert dropped == {"empty": 2} and [len(array) for array in section.arrays()] == [0] * 8
     assert section.tokens.dtype == np.uint16
@@ -112,7 +112,7 @@ def test_a_word_too_long_for_memory_is_encoded_in_parts_and_counted(
     assert np.split(section.tokens, ends[:-1])[1].tolist() == spans
 
 
-def test_a_sentence_whose_tokens_a_foreign_tokenizer_cleans_away_is_none() -> None:
+def test_a_sentence_without_tokens_of_a_foreign_tokenizer_is_not_counted() -> None:
     class Cleaning(ForeignTokenizer):
         """Two tokens for the first two sentences; nothing for the third."""
 

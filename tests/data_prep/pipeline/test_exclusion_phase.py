@@ -10,11 +10,11 @@ import pytest
 
 from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.manifest import Manifest
 from tests.support.data_prep_command import files_of
+from tests.support.error_codes import coded
 from tests.support.kill_points import stopped_after
 from tests.support.living_data_sets import records_of
-from tests.support.preparations import id_of, planned, prepared, write_texts
+from tests.support.preparations import Manifest, id_of, planned, prepared, write_texts
 
 WORDS = (
     "river village teacher engine letter garden winter morning harbour library machine question answer mountain "
@@ -59,7 +59,7 @@ def contents(folder: Path, tokenizer: Tokenizer) -> list[tuple[str, int]]:
     return sorted(found)
 
 
-def test_near_duplicates_go_and_are_counted_and_the_first_stays(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_near_duplicates_are_dropped_and_counted_and_the_first_is_kept(tokenizer: Tokenizer, tmp_path: Path) -> None:
     originals = texts(40, 1)
     first = write_texts(tmp_path / "z.jsonl", originals)
     second = write_texts(tmp_path / "a.jsonl", [*map(nearly, originals[:10]), *texts(5, 2), originals[0]])
@@ -71,7 +71,7 @@ def test_near_duplicates_go_and_are_counted_and_the_first_stays(tokenizer: Token
 
 
 @pytest.mark.parametrize(("shared_words", "is_warned_of"), [(110, True), (60, False)])
-def test_a_source_that_a_chain_of_similar_documents_swallows_is_warned_about(
+def test_a_source_lost_to_a_chain_of_similar_documents_gives_a_warning(
     shared_words: int, is_warned_of: bool, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each document shares most of its words with the next, and none with the one after many."""
@@ -103,7 +103,7 @@ def test_where_all_held_out_documents_are_near_duplicates_another_is_held_out(
     assert listed == {path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(("train", "valid"))}
 
 
-def test_a_held_out_document_that_is_a_near_duplicate_is_in_the_books(
+def test_a_held_out_near_duplicate_is_counted(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of 13 documents the hash of one alone says valid, and that one is a near-copy of another."""
@@ -125,7 +125,7 @@ def test_a_held_out_document_that_is_a_near_duplicate_is_in_the_books(
     )
 
 
-def test_an_addition_holds_what_is_new_under_numbers_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_an_addition_holds_only_new_documents_in_new_shards(tokenizer: Tokenizer, tmp_path: Path) -> None:
     old, new = texts(40, 5), texts(20, 6)
     folder = tmp_path / "set"
     before = make({"old": write_texts(tmp_path / "old.jsonl", old)}, tokenizer, folder)
@@ -164,10 +164,10 @@ def test_the_same_addition_again_is_complete_and_another_of_its_name_refused(
     current = open_dataset(folder).manifest
     before = files_of(folder)
     assert add({"new": added}, tokenizer, folder) == current
-    with pytest.raises(UsageError, match="'old' is in the data set already"):
+    with pytest.raises(UsageError, match="'old'", check=coded("source-name-taken")):
         add({"old": added}, tokenizer, folder)
     write_texts(added, texts(9, 11))
-    with pytest.raises(UserError, match=r"new\.jsonl had 8501 bytes.*another name"):
+    with pytest.raises(UserError, match=r"new\.jsonl.*8501", check=coded("other-preparation")):
         add({"new": added}, tokenizer, folder)
     assert make({"old": tmp_path / "old.jsonl"}, tokenizer, folder) == current
     assert files_of(folder) == before
@@ -179,10 +179,10 @@ def test_an_addition_of_another_tokenizer_or_split_is_refused(
     folder = tmp_path / "set"
     parent = make({"old": write_texts(tmp_path / "old.jsonl", texts(30, 12))}, tokenizer, folder)
     added = write_texts(tmp_path / "new.jsonl", texts(9, 13))
-    with pytest.raises(UsageError, match="valid_fraction=0.3 and the existing data set has 0.2"):
+    with pytest.raises(UsageError, match="valid_fraction=0.3.*0.2", check=coded("other-valid-fraction")):
         planned({"new": added}, tokenizer, *OVERRIDES, "shards.valid_fraction=0.3", parent=parent)
     monkeypatch.setattr(tokenizer, "fingerprint", "f" * 64)
-    with pytest.raises(UserError, match=rf"fingerprint f{{64}}, .* was made with {parent.tokenizer.fingerprint}"):
+    with pytest.raises(UserError, match=f"f{{64}}.*{parent.tokenizer.fingerprint}", check=coded("other-tokenizer")):
         planned({"new": added}, tokenizer, *OVERRIDES, parent=parent)
 
 
@@ -202,7 +202,7 @@ def test_a_stopped_addition_goes_on_to_the_same_bytes(file: str, tokenizer: Toke
     assert made[0] == made[1]
 
 
-def test_an_addition_of_nothing_new_is_a_version_that_says_so(
+def test_an_addition_without_new_documents_is_a_version_of_the_same_shards(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "set"

@@ -193,12 +193,7 @@ def test_small_files_share_a_unit_and_units_grow_with_the_corpus(
 
 @pytest.mark.parametrize(
     ("num_tokens", "stated"),
-    [
-        (1e9, (239, 15, 1, 0)),
-        (1e10, (2385, 155, 2, 13)),
-        (1e11, (4096, 1547, 16, 40)),
-        (1e12, (4096, 15469, 156, 125)),
-    ],
+    [(1e9, (239, 15, 1, 0)), (1e10, (2385, 155, 2, 13)), (1e11, (4096, 1547, 16, 40)), (1e12, (4096, 15469, 156, 125))],
 )
 def test_units_shards_and_groups_grow_with_the_corpus_as_the_readme_states(
     num_tokens: float, stated: tuple[int, ...]

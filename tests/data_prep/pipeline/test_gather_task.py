@@ -12,7 +12,7 @@ from tests.support.work_units import Section
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_seen_ids_are_those_of_a_set(seed: int) -> None:
+def test_the_set_of_seen_ids_equals_a_python_set(seed: int) -> None:
     generator = np.random.default_rng(seed)
     seen: set[int] = set()
     ids = SeenIds()
@@ -60,7 +60,7 @@ def test_without_exact_deduplication_copies_stay() -> None:
     assert selection.select(section([1, 1], [0, 0])).document_ids.tolist() == [1, 1] and selection.counts() == []
 
 
-def test_dropped_documents_leave_their_provenance_and_what_stands_for_them() -> None:
+def test_dropped_documents_leave_their_provenance_and_the_kept_copy() -> None:
     exclusions = {"removed earlier": np.array([[4, 0]], np.uint64), "near duplicate": np.array([[5, 1]], np.uint64)}
     selection = Selection(True, exclusions)
     found = selection.select(section([1, 4, 5, 1, 5], [0] * 5, with_provenance=True))

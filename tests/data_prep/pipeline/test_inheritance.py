@@ -70,11 +70,7 @@ def more(folder: Path, texts: list[str], name: str = "more") -> Path:
     return path
 
 
-DROPPED = {
-    "filter decontamination: quiz": 1,
-    "filter metadata: not score >= 3": 1,
-    "filter url_blocklist: domain": 1,
-}
+DROPPED = {"filter decontamination: quiz": 1, "filter metadata: not score >= 3": 1, "filter url_blocklist: domain": 1}
 
 
 @pytest.mark.fault(
@@ -242,15 +238,12 @@ def test_lists_that_a_release_did_not_keep_must_be_given_again(folder: Path, ori
     assert dataset.sources["more"].dropped == DROPPED
 
 
-def test_an_inherited_list_that_is_gone_is_named_with_what_to_do(
+def test_a_missing_inherited_list_is_named_with_the_fix(
     texts: list[str], small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "domains.txt").write_text("bad.org\n")
     config = {
-        "documents": {
-            "url_field": "url",
-            "filters": [{"name": "url_blocklist", "domains": f"{tmp_path}/domains.txt"}],
-        },
+        "documents": {"url_field": "url", "filters": [{"name": "url_blocklist", "domains": f"{tmp_path}/domains.txt"}]},
         "shards": SHARDS,
     }
     corpus = write(tmp_path / "corpus.jsonl", texts[:20], "a.org")

@@ -88,7 +88,7 @@ def is_listed(listed: Listed, number: int) -> str | None:
 
 @pytest.mark.long
 @pytest.mark.spawn
-def test_what_a_thousand_units_share_goes_to_each_dask_worker_once(tmp_path: Path) -> None:
+def test_the_job_of_a_thousand_units_goes_to_each_dask_worker_once(tmp_path: Path) -> None:
     import distributed
 
     from data_prep.executors.dask_executor import DaskExecutor

@@ -72,12 +72,8 @@ def test_more_shards_than_there_are_names_for_are_refused(
         (lambda values: values.update(train=NOTHING), "names no train shard"),
     ],
 )
-def test_what_nothing_can_be_added_to_is_refused(
-    small_shards: Path,
-    small_corpus: Path,
-    tokenizer: Tokenizer,
-    edit: Callable[[dict[str, Any]], None],
-    message: str,
+def test_an_addition_to_an_unusable_data_set_is_refused(
+    small_shards: Path, small_corpus: Path, tokenizer: Tokenizer, edit: Callable[[dict[str, Any]], None], message: str
 ) -> None:
     values = json.loads((small_shards / MANIFEST_NAME).read_bytes())
     edit(values)

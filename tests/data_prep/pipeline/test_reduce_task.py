@@ -38,7 +38,7 @@ def traced_peak(shard: OneShard) -> int:
         tracemalloc.stop()
 
 
-def test_copies_of_a_text_take_no_memory(
+def test_duplicates_are_not_held_in_memory(
     tmp_path: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = Tokenizer.load(small_tokenizer)
@@ -64,7 +64,7 @@ def test_copies_of_a_text_take_no_memory(
 
 
 @pytest.mark.long
-def test_the_tokens_of_a_large_shard_lie_in_a_file_and_its_bytes_are_the_same(
+def test_the_tokens_of_a_large_shard_are_held_in_a_file_with_the_same_result(
     tmp_path: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_documents, num_tokens = 6_000, 500

@@ -19,6 +19,7 @@ from data_prep.pipeline.sections import (
     select_documents,
     take_runs,
 )
+from tests.support.error_codes import coded
 from tests.support.living_data_sets import starts_of
 
 
@@ -95,7 +96,7 @@ def test_a_unit_without_documents_has_a_file_without_sections(tmp_path: Path) ->
     assert read_summary(url)[1].tolist() == [0] * 5
 
 
-def test_the_documents_of_a_mask_are_taken_whole() -> None:
+def test_a_mask_selects_whole_documents() -> None:
     section = join_sections([section for section, _ in random_batches(1, 20)])
     for seed in range(3):
         is_kept = np.random.default_rng(seed).random(len(section.document_ids)) < 0.4
@@ -108,7 +109,7 @@ def test_the_documents_of_a_mask_are_taken_whole() -> None:
 def test_a_file_cut_short_is_damaged(tmp_path: Path) -> None:
     url = write(tmp_path / "work", random_batches(1, 10))
     Path(url).write_bytes(Path(url).read_bytes()[:-9])
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, check=coded("damaged-work-file")):
         read_summary(url)
 
 
@@ -126,7 +127,7 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
     read()
     for place in range(0, len(whole), 3):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
-        with pytest.raises(UserError, match=r"work is damaged.*--fresh"):
+        with pytest.raises(UserError, check=coded("damaged-work-file")):
             read()
 
 
@@ -134,11 +135,11 @@ def test_a_file_of_an_earlier_release_is_not_misread(tmp_path: Path) -> None:
     counts, summary = np.zeros(5, np.int64).tobytes(), b"{}"
     trailer = struct.pack("<8sQQQQ", b"clozesec", 0, 5, 0, len(summary))
     (tmp_path / "work").write_bytes(counts + summary + trailer)
-    with pytest.raises(UserError, match=r"an earlier release.*--fresh"):
+    with pytest.raises(UserError, check=coded("damaged-work-file")):
         read_summary(str(tmp_path / "work"))
 
 
-def test_runs_by_hand() -> None:
+def test_runs_of_equal_values_equal_those_made_by_hand() -> None:
     values = np.arange(10)
     assert take_runs(values, np.array([7, 0, 3]), np.array([2, 1, 3])).tolist() == [7, 8, 0, 3, 4, 5]
     assert take_runs(values, np.array([4]), np.array([2])).tolist() == [4, 5]

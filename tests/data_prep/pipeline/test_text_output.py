@@ -12,13 +12,12 @@ import pytest
 
 from data_prep import open_dataset
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import Manifest
 from tests.support import work_units
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import write_byte_level
 from tests.support.kill_points import stopped_after
-from tests.support.preparations import planned, prepared, read_texts
+from tests.support.preparations import Manifest, planned, prepared, read_texts
 
 SHARDS = ["shards.min_shards=3", "shards.unit_bytes=9000", "shards.valid_fraction=0.1"]
 FIELDS = ["documents.id_field=id", "documents.url_field=url", "documents.metadata_fields=[score, language]"]
@@ -103,7 +102,7 @@ def test_the_same_shards_are_made_of_the_texts(made: Path, small_tokenizer: Path
     assert shards_of(tmp_path / "again") == shards_of(made)
 
 
-def test_of_a_foreign_tokenizer_the_texts_are_as_they_were_written(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_texts_written_with_a_foreign_tokenizer_give_the_same_shards(sources: dict[str, Path], tmp_path: Path) -> None:
     tokenizer = write_byte_level(tmp_path / "tokenizer", ["Some text of its own.\n\nAnd more."] * 9)
     make(sources, tokenizer, tmp_path / "out")
     again = {name: {"input": f"{tmp_path}/out-texts/text-web_1_{n}-*"} for n, name in enumerate(sources)}
@@ -241,7 +240,7 @@ def test_a_finished_data_set_needs_its_texts(sources: dict[str, Path], small_tok
     assert rows_of(tmp_path / "out-texts")
 
 
-def test_folders_that_are_something_else_are_refused(
+def test_unusable_folders_for_texts_are_refused(
     made: Path, sources: dict[str, Path], small_tokenizer: Path, tmp_path: Path
 ) -> None:
     inputs = next(iter(sources.values())).parent

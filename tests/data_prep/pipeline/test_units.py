@@ -17,6 +17,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.pipeline.units import ShardRange, assign_ranges
 from data_prep.storage import storage
 from tests.support.data_prep_command import files_of
+from tests.support.error_codes import coded
 from tests.support.preparations import Planned, planned
 
 
@@ -31,7 +32,7 @@ def test_a_range_counts_from_one() -> None:
     assert ShardRange.parse("100000/100000").num_ranges == 100_000
     many = ("1/100001", "1/1000000000", "1/" + "9" * 20, "1/" + "9" * 5000)
     for wrong in ("0/4", "5/4", "4", "a/b", "1/0", "-1/3", "1/3/5", "", *many):
-        with pytest.raises(UsageError, match="give I/N with I from 1 to N"):
+        with pytest.raises(UsageError, check=coded("malformed-shard-range")):
             ShardRange.parse(wrong)
 
 
@@ -63,7 +64,7 @@ def test_ranges_in_any_order_and_a_merge_give_the_bytes_of_one_run(plan: Planned
     assert not plan.make_range(1, 3, output)
     num_units = len(plan.plan.units)
     left = num_units - len(done)
-    with pytest.raises(UserError, match=rf"{left} of {num_units} units are not read yet \(of .*small.jsonl\)") as found:
+    with pytest.raises(UserError, match=f"{left}.*{num_units}.*small.jsonl", check=coded("ranges-unfinished")) as found:
         plan.merge(output)
     assert "the share of --shard-range 2/3." in str(found.value)
     assert plan.make_range(2, 3, output)
@@ -74,34 +75,34 @@ def test_ranges_in_any_order_and_a_merge_give_the_bytes_of_one_run(plan: Planned
 
 
 @pytest.mark.long
-def test_a_merge_before_all_ranges_stands_in_the_way_of_none(
+def test_a_merge_before_all_ranges_blocks_no_range(
     plan: Planned, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     other = planned(small_corpus, tokenizer, "shards.seed=9")
-    with pytest.raises(UserError, match="1 of 1 units are not read yet"):
+    with pytest.raises(UserError, check=coded("ranges-unfinished")):
         other.merge(tmp_path)
     assert plan.make_range(1, 1, tmp_path)
-    with pytest.raises(UserError, match="shards.seed was 0 and is now 9"):
+    with pytest.raises(UserError, match="shards.seed.*0.*9", check=coded("other-preparation")):
         other.merge(tmp_path)
     assert plan.merge(tmp_path)
 
 
-def test_ranges_run_together_and_the_same_twice_or_the_whole_does_not(plan: Planned, tmp_path: Path) -> None:
+def test_ranges_run_at_once_except_equal_ones_and_the_whole_command(plan: Planned, tmp_path: Path) -> None:
     output = str(tmp_path / "out")
     with storage.hold_lock(output, ShardRange(1, 3).name):
-        with pytest.raises(UserError, match="another command .* is using"):
+        with pytest.raises(UserError, check=coded("folder-locked")):
             plan.make_range(1, 3, output)
-        with pytest.raises(UserError, match="another command .* is using"):
+        with pytest.raises(UserError, check=coded("folder-locked")):
             plan.make(output)
-        with pytest.raises(UserError, match="another command .* is using"):
+        with pytest.raises(UserError, check=coded("folder-locked")):
             plan.merge(output)
         plan.make_range(2, 3, output)
-    with storage.hold_lock(output), pytest.raises(UserError, match="another command .* is using"):
+    with storage.hold_lock(output), pytest.raises(UserError, check=coded("folder-locked")):
         plan.make_range(3, 3, output)
 
 
 @pytest.mark.long
-def test_ranges_that_begin_at_the_same_moment_all_end_well(plan: Planned, tmp_path: Path) -> None:
+def test_ranges_that_start_at_the_same_moment_all_succeed(plan: Planned, tmp_path: Path) -> None:
     start, errors = threading.Barrier(4), []
 
     def work(number: int) -> None:
@@ -124,5 +125,5 @@ def test_a_range_of_other_settings_is_refused(
 ) -> None:
     plan.make_range(1, 2, tmp_path)
     other = planned(small_corpus, tokenizer, "shards.seed=3")
-    with pytest.raises(UserError, match="unfinished work of another preparation.*shards.seed was 0 and is now 3"):
+    with pytest.raises(UserError, match="shards.seed.*0.*3", check=coded("other-preparation")):
         other.make_range(2, 2, tmp_path)

@@ -45,7 +45,7 @@ def formats_of(corpus: Path, folder: Path) -> dict[str, list[Path]]:
     }
 
 
-def test_what_a_source_has_of_its_own_is_shown(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_settings_of_a_source_are_shown(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"body": "Some text.", "link": "https://b"}\n')
     own = {"input": tmp_path / "b.jsonl", "text_field": "body", "url_field": "link"}
     filters = [{"name": "url_blocklist", "urls": ["https://b"]}]
@@ -123,7 +123,7 @@ def test_a_small_corpus_is_read_whole_and_counted_exactly(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("sample_characters", "sampled_units"), [(500_000, 1000), (200_000, 20)])
-def test_of_a_larger_corpus_the_estimate_of_every_format_is_near_what_is_made(
+def test_the_estimate_of_a_larger_corpus_is_close_in_every_format(
     sample_characters: int,
     sampled_units: int,
     small_corpus: Path,
@@ -243,14 +243,14 @@ def test_time_is_that_of_all_units_or_of_the_longest_one(
     assert found.longest_unit_seconds == found.seconds(1000) == pytest.approx(longest)
 
 
-def test_bad_input_in_the_sample_is_told_or_counted_by_policy(
+def test_bad_input_in_the_sample_is_reported_or_counted_by_policy(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimate_module, "SAMPLED_UNITS", 1000)
     bad = tmp_path / "bad.jsonl"
     bad.write_bytes(small_corpus.read_bytes() + b'{"text": 5}\n{"text": " "}\n')
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(small_corpus.read_bytes())[:3000])
-    with pytest.raises(UserError, match="bad.jsonl line 201"):
+    with pytest.raises(UserError, match="bad.jsonl line 201", check=coded("not-text")):
         estimate(plan_of(tokenizer, {"bad": [bad]}), tokenizer)
     sources = {"bad": [bad], "cut": [tmp_path / "cut.jsonl.gz"]}
     estimates = estimate(plan_of(tokenizer, sources, on_bad_input="skip"), tokenizer)
@@ -258,7 +258,7 @@ def test_bad_input_in_the_sample_is_told_or_counted_by_policy(
     assert (estimates.sources["cut"].documents, estimates.sources["cut"].dropped) == (0, 1)
 
 
-def test_a_dry_run_of_nothing_but_empty_files_says_so(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_dry_run_of_empty_files_reports_it(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     plan = plan_of(tokenizer, {"empty": [tmp_path / "empty.jsonl"]})
     report = "\n".join(estimate_report(plan, tokenizer, estimate(plan, tokenizer), 1, "out"))

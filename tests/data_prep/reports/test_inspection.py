@@ -77,7 +77,7 @@ def test_documents_of_a_shard_are_shown_from_any_place(folder: Path) -> None:
             list(inspect_report(str(folder), "train", number, 1))
 
 
-def test_the_first_shard_is_shown_where_a_removal_has_written_shards_anew(folder: Path, tmp_path: Path) -> None:
+def test_the_first_shard_is_shown_after_a_removal_rewrote_shards(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "set")
     manifest = open_dataset(folder).manifest
     first = ShardDocuments(str(folder), manifest, "train", manifest.train.shards[0]).location(0)
@@ -95,6 +95,6 @@ def test_an_id_is_hexadecimal(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "xyz", "f" * 17, "-1", "12 ", "b3", "f" * 15, "0x" + "f" * 14, "f" * 16 + "\n"])
-def test_what_is_no_id_is_refused(text: str) -> None:
+def test_an_invalid_document_id_is_refused(text: str) -> None:
     with pytest.raises(UsageError, check=coded("malformed-document-id")):
         parse_document_id(text)

@@ -23,6 +23,7 @@ from data_prep.reports.plots import draw_plots
 from data_prep.reports.stats import EXACT_LENGTHS, LengthHistogram, Statistics, read_statistics
 from data_prep.reports.tables import stats_report
 from data_prep.storage import storage
+from tests.support.error_codes import coded
 from tests.support.hostile_shards import NAMES, NUM_COPIES, NUM_EMPTY, write_hostile_shards
 from tests.support.living_data_sets import records_of
 from tests.support.preparations import normalized
@@ -123,7 +124,7 @@ def test_sources_in_page_and_report_have_the_counts_of_their_documents(shards: H
     assert rows["fr"][0] == "1"
 
 
-def test_steps_lose_what_is_missing_in_the_shards(shards: HostileShards) -> None:
+def test_the_steps_count_every_document_that_the_shards_lack(shards: HostileShards) -> None:
     rows = rows_of(render_page(shards.statistics, {}))
     cleaned = [normalized(text) for text in shards.texts]
     assert cleaned.count("") == NUM_EMPTY and len(cleaned) - len({*cleaned} - {""}) == NUM_EMPTY + NUM_COPIES
@@ -145,7 +146,7 @@ def test_the_most_frequent_piece_comes_first_with_its_share(shards: HostileShard
 
 
 @pytest.mark.long
-def test_nothing_of_the_corpus_acts_on_terminal_or_page(shards: HostileShards) -> None:
+def test_text_of_the_corpus_is_escaped_in_terminal_and_page(shards: HostileShards) -> None:
     pictures = draw_plots(shards.statistics)
     report, page = "\n".join(stats_report(shards.statistics)), render_page(shards.statistics, pictures)
     without_pictures, num = re.subn(r'src="data:image/png;base64,[A-Za-z0-9+/=]+"', "", page)
@@ -164,7 +165,7 @@ def test_plots_are_pictures_of_the_same_bytes_every_time(shards: HostileShards) 
     assert draw_plots(shards.statistics) == pictures
 
 
-def test_a_page_goes_where_it_is_told_local_or_remote(shards: HostileShards, tmp_path: Path) -> None:
+def test_a_page_is_written_to_a_local_or_remote_folder(shards: HostileShards, tmp_path: Path) -> None:
     pictures = {"one": PNG_MAGIC}
     for output in (str(tmp_path / "new" / "page"), "memory://stats-page/out"):
         page = write_page(output, shards.statistics, pictures)
@@ -179,7 +180,7 @@ def test_a_damaged_file_is_named(shards: HostileShards, tmp_path: Path) -> None:
     data = bytearray((tmp_path / name).read_bytes())
     data[-1] ^= 1
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=name):
+    with pytest.raises(UserError, match=name, check=coded("checksum-mismatch")):
         read_statistics(str(tmp_path))
 
 
@@ -192,7 +193,7 @@ def test_token_counts_that_lack_a_split_are_named(shards: HostileShards, tmp_pat
     manifest = (tmp_path / "manifest.json").read_text(encoding="utf-8")
     manifest = manifest.replace(record.sha256, hashlib.sha256(data).hexdigest())
     (tmp_path / "manifest.json").write_text(manifest, encoding="utf-8")
-    with pytest.raises(UserError, match=f"{record.name}.*valid"):
+    with pytest.raises(UserError, match=f"{record.name}.*valid", check=coded("damaged-counts")):
         read_statistics(str(tmp_path))
 
 
@@ -229,7 +230,7 @@ def test_the_page_begins_with_plots_and_sample_documents_and_folds_long_tables(s
 
 
 @pytest.mark.long
-def test_there_is_no_empty_plot(shards: HostileShards) -> None:
+def test_no_empty_plot_is_drawn(shards: HostileShards) -> None:
     manifest = shards.statistics.manifest
     source = manifest.sources[0].model_copy(update={"dropped": {}})
     split = manifest.train.model_copy(update={"shards": manifest.train.shards[:1]})
@@ -280,7 +281,7 @@ def test_longer_lengths_are_never_over_and_at_most_a_third_of_a_percent_under() 
 
 
 @pytest.mark.parametrize("bins_per_octave", [1, 2, 4])
-def test_bins_hold_every_length_once_whatever_its_size(bins_per_octave: int) -> None:
+def test_every_length_is_in_exactly_one_bin(bins_per_octave: int) -> None:
     edges = [math.ceil(2 ** (power / 2)) for power in range(70)]
     values = np.array([value + step for value in edges for step in (-1, 0, 1) if value + step > 0], np.int64)
     bins = histogram_of(values).bins(bins_per_octave)
@@ -290,6 +291,6 @@ def test_bins_hold_every_length_once_whatever_its_size(bins_per_octave: int) -> 
         assert num == ((low <= values) & (values <= high)).sum(), (low, high)
 
 
-def test_nothing_has_no_lengths() -> None:
+def test_an_empty_split_has_no_lengths() -> None:
     histogram = histogram_of(np.zeros(0, np.uint32))
     assert (histogram.num, histogram.mean, histogram.percentile(50), histogram.bins()) == (0, 0.0, 0, [])

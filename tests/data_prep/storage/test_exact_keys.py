@@ -65,7 +65,7 @@ def test_a_file_is_removed_by_its_exact_key(place: str) -> None:
     assert storage.list_names(place) == ["part-1", "part-2"]
 
 
-def test_more_keys_than_one_request_takes_and_placeholders_of_folders_go(
+def test_removal_takes_more_keys_than_one_request_holds_and_folder_placeholders(
     s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exact_keys, "_KEYS_PER_REQUEST", 3)
@@ -97,7 +97,7 @@ def test_a_file_is_written_read_and_listed_by_its_exact_name(place: str) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_input_in_a_folder_with_such_a_name_is_found_and_its_sibling_is_not(name: str, place: str) -> None:
+def test_an_input_in_a_folder_named_like_a_pattern_is_found_without_its_siblings(name: str, place: str) -> None:
     for folder in ("run1", "a", "1", name):
         put(storage.join(place, f"{folder}/x.txt"))
         put(storage.join(place, f"{folder}/y.txt"))

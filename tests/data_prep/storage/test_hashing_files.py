@@ -29,7 +29,7 @@ def test_the_digest_is_of_the_first_bytes_however_much_is_asked_for(
 
 
 @given(reads=st.lists(st.tuples(st.integers(0, 2600), st.integers(1, 900)), max_size=8))
-def test_ranges_are_hashed_in_order_in_whatever_turn_they_are_read(reads: list[tuple[int, int]]) -> None:
+def test_ranges_are_hashed_in_order_although_read_in_another(reads: list[tuple[int, int]]) -> None:
     file = RangeHashingFile(io.BytesIO(DATA), "x")
     ranges = [(10, 700), (700, 1500), (2000, 2100)]
     file.hash_ranges(ranges)
@@ -46,7 +46,7 @@ def test_a_file_shorter_than_its_ranges_ends_them() -> None:
     assert file.hexdigest() == hashlib.sha256(hashlib.sha256(DATA[50:100]).digest()).hexdigest()
 
 
-def test_a_disk_that_fails_is_told_with_the_files_name() -> None:
+def test_a_failing_disk_is_reported_with_the_name_of_the_file() -> None:
     class Failing(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
             raise OSError(5, "Input/output error")

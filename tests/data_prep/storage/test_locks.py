@@ -48,7 +48,7 @@ def refused(folder: Path, name: str = "") -> str:
     return str(caught.value)
 
 
-def test_a_second_holder_is_refused_and_told_the_first(tmp_path: Path) -> None:
+def test_a_second_holder_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
     with storage.hold_lock(tmp_path) as lock:
         lock.check()
         assert f"another command ({ME}) is using {tmp_path}" in refused(tmp_path)
@@ -57,9 +57,7 @@ def test_a_second_holder_is_refused_and_told_the_first(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_lock_held_for_a_moment_is_waited_for_up_to_a_fifth_of_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_lock_is_waited_for_up_to_a_fifth_of_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     with ExitStack() as first:
         first.enter_context(storage.hold_lock(tmp_path))
@@ -87,7 +85,7 @@ def test_the_whole_folder_and_a_range_exclude_each_other(tmp_path: Path) -> None
 
 @pytest.mark.spawn
 @pytest.mark.parametrize("name", ["", "range-001-of-002"])
-def test_a_killed_holder_blocks_nobody(name: str, tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_holder_is_free(name: str, tmp_path: Path) -> None:
     with another_process_holds(tmp_path, name) as holder:
         assert f"process {holder.pid} on" in refused(tmp_path, name)
         assert f"process {holder.pid} on" in refused(tmp_path)
@@ -122,7 +120,7 @@ def test_a_forked_child_that_outlives_a_killed_holder_does_not_keep_its_lock(tmp
             os.kill(child, signal.SIGKILL)
 
 
-def test_of_many_at_once_one_holds_it_and_ranges_that_come_and_go_hinder_no_other(
+def test_one_of_many_holds_the_lock_and_short_ranges_block_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, most = [0], [0]
@@ -168,13 +166,13 @@ def test_a_lock_whose_file_is_taken_away_meanwhile_is_taken_again(
         assert looks and (tmp_path / locks.LOCK_NAME).is_file()
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_any_work(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
-    with pytest.raises(UserError, match="file cannot be written: "), storage.hold_lock(tmp_path / "file"):
+    with pytest.raises(UserError, check=coded("unwritable-file")), storage.hold_lock(tmp_path / "file"):
         pass
 
 
-def test_a_file_system_without_locks_is_told_and_worked_on(
+def test_a_file_system_without_locks_gives_a_warning_and_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*arguments: object) -> None:

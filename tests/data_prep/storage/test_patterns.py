@@ -65,10 +65,10 @@ def test_a_folder_that_matches_and_would_be_left_out_is_refused(
     assert "warning: input *.json matches 1 empty folder: empty.json" in capsys.readouterr().err
 
 
-def test_a_link_to_nothing_is_refused(folder: Path) -> None:
+def test_a_broken_link_is_refused(folder: Path) -> None:
     os.symlink("unmounted/x", "x.jsonl")
     for pattern in ("x.jsonl", "*.jsonl"):
-        with pytest.raises(UsageError, match="x.jsonl is a link to unmounted/x, which cannot be reached"):
+        with pytest.raises(UsageError, match="x.jsonl.*unmounted/x", check=coded("dangling-link")):
             storage.matches(pattern)
 
 
@@ -79,19 +79,13 @@ def test_a_pipe_is_refused(folder: Path) -> None:
             storage.matches(pattern)
 
 
-def test_links_back_to_a_folder_above_are_not_followed_and_others_are(folder: Path, tmp_path: Path) -> None:
+def test_links_are_followed_except_those_to_a_parent_folder(folder: Path, tmp_path: Path) -> None:
     for name in ("deep/loop", "deep/er/loop", "deep/er/again"):
         os.symlink(folder / "deep", name)
     elsewhere = tmp_path.with_name(f"{tmp_path.name}-elsewhere")
     write(elsewhere / "g.jsonl")
     os.symlink(elsewhere, "linked")
-    assert storage.matches("**/*.jsonl") == [
-        "a.jsonl",
-        "b.jsonl",
-        "deep/c.jsonl",
-        "deep/er/d.jsonl",
-        "linked/g.jsonl",
-    ]
+    assert storage.matches("**/*.jsonl") == ["a.jsonl", "b.jsonl", "deep/c.jsonl", "deep/er/d.jsonl", "linked/g.jsonl"]
     assert storage.matches("deep/**/*.jsonl") == ["deep/c.jsonl", "deep/er/d.jsonl"]
 
 
@@ -104,12 +98,12 @@ def test_a_folder_that_cannot_be_read_is_an_error(folder: Path, monkeypatch: pyt
         return listed(path)
 
     monkeypatch.setattr(os, "listdir", refuse)
-    with pytest.raises(UserError, match="folder deep/er cannot be read: Permission denied"):
+    with pytest.raises(UserError, match="deep/er", check=coded("unreadable-file")):
         storage.matches("**/*.jsonl")
     assert storage.matches("*.jsonl") == ["a.jsonl", "b.jsonl"]
 
 
-def test_a_folder_found_by_a_wildcard_that_may_not_be_entered_is_told_of(
+def test_a_folder_that_a_wildcard_cannot_enter_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder / "other" / "c.jsonl")
@@ -123,7 +117,7 @@ def test_a_folder_that_may_not_be_entered_is_not_one_that_is_missing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
     forbid(monkeypatch, "deep")
-    with pytest.raises(UserError, match="deep/.* cannot be read: Permission denied"):
+    with pytest.raises(UserError, match="deep/", check=coded("unreadable-file")):
         storage.matches(pattern)
     assert storage.matches("*.jsonl") == ["a.jsonl", "b.jsonl"]
 
@@ -131,7 +125,7 @@ def test_a_folder_that_may_not_be_entered_is_not_one_that_is_missing(
 def test_a_remote_folder_that_matches_and_would_be_left_out_is_refused() -> None:
     files = fsspec.filesystem("memory")
     files.pipe({"/patterns/a.parquet": b"x", "/patterns/b.parquet/part-0.parquet": b"x"})
-    with pytest.raises(UsageError, match=r"input memory://patterns/b.parquet, which memory://patterns/\*.parquet mat"):
+    with pytest.raises(UsageError, match=r"/b.parquet.*/\*.parquet", check=coded("input-is-folder")):
         storage.matches("memory://patterns/*.parquet")
     assert storage.matches("memory://patterns/**/*.parquet") == [
         "memory://patterns/a.parquet",

@@ -72,7 +72,7 @@ def test_an_object_store_reads_back_what_was_written(s3_bucket: S3Bucket) -> Non
     assert storage.stamp(url) != before
 
 
-def test_what_another_process_writes_and_removes_is_seen_at_once(s3_bucket: S3Bucket) -> None:
+def test_writes_and_removals_of_other_processes_are_seen_at_once(s3_bucket: S3Bucket) -> None:
     folder = f"{s3_bucket.url}/folder"
     client = make_client(s3_bucket.endpoint)
     assert not storage.exists(f"{folder}/a") and storage.list_names(folder) == []
@@ -82,7 +82,7 @@ def test_what_another_process_writes_and_removes_is_seen_at_once(s3_bucket: S3Bu
     assert not storage.exists(f"{folder}/a") and storage.list_names(folder) == []
 
 
-def test_a_folder_is_removed_with_all_in_it_and_nothing_beside_it(s3_bucket: S3Bucket) -> None:
+def test_removing_a_folder_keeps_its_siblings(s3_bucket: S3Bucket) -> None:
     for key in ("work/a", "work/deep/b", "work-not/c", "d"):
         storage.write_bytes(f"{s3_bucket.url}/{key}", b"x")
     storage.remove(f"{s3_bucket.url}/work")
@@ -107,7 +107,7 @@ def test_a_change_of_the_login_in_the_environment_is_noticed(
 
 
 @pytest.mark.parametrize("kind", ["refuse", "reset", "cut", "lose_answer"])
-def test_every_operation_outlives_a_fault(kind: Kind, s3_bucket: S3Bucket, proxy: FaultProxy) -> None:
+def test_every_operation_is_retried_after_a_fault(kind: Kind, s3_bucket: S3Bucket, proxy: FaultProxy) -> None:
     url = f"{s3_bucket.url}/folder/a.bin"
     operations: list[tuple[Callable[[], object], object]] = [
         (lambda: storage.write_bytes(url, DATA), None),
@@ -129,7 +129,7 @@ def test_every_operation_outlives_a_fault(kind: Kind, s3_bucket: S3Bucket, proxy
 
 
 @pytest.mark.long
-def test_a_store_that_is_silent_is_asked_again(s3_bucket: S3Bucket, proxy: FaultProxy) -> None:
+def test_a_request_without_an_answer_is_sent_again(s3_bucket: S3Bucket, proxy: FaultProxy) -> None:
     be_impatient(s3_bucket, proxy)
     url = f"{s3_bucket.url}/a"
     for operation in (lambda: storage.write_bytes(url, b"abc"), lambda: storage.read_bytes(url)):
@@ -139,7 +139,7 @@ def test_a_store_that_is_silent_is_asked_again(s3_bucket: S3Bucket, proxy: Fault
     assert s3_bucket.objects() == {"a": b"abc"}
 
 
-def test_a_block_that_breaks_off_is_fetched_again_alone(
+def test_only_a_broken_block_is_fetched_again(
     s3_bucket: S3Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_reader, "LARGEST_BLOCK_BYTES", MIB)
@@ -182,7 +182,7 @@ def test_a_store_that_is_down_for_good_ends_in_a_clear_stop(
     with pytest.raises(UserError, match="/a cannot be read: the store answered", check=coded("store-unavailable")):
         storage.read_bytes(f"{s3_bucket.url}/a")
     assert time.monotonic() - began < store_errors.RETRY_SECONDS / 2
-    with pytest.raises(UserError, match="/a cannot be written: the store answered"):
+    with pytest.raises(UserError, match="/a", check=coded("store-unavailable")):
         storage.write_bytes(f"{s3_bucket.url}/a", b"abc")
     assert s3_bucket.objects() == {}
 
@@ -191,7 +191,7 @@ def test_a_store_that_is_down_for_good_ends_in_a_clear_stop(
     ("status", "code", "message"),
     [(403, "AccessDenied", "permission denied"), (404, "NoSuchBucket", "there is no such bucket")],
 )
-def test_what_stays_refused_fails_at_once(
+def test_a_refusal_that_lasts_fails_at_once(
     status: int, code: str, message: str, s3_bucket: S3Bucket, proxy: FaultProxy
 ) -> None:
     proxy.faults = [Fault("refuse", status=status, code=code)]
@@ -210,11 +210,11 @@ def test_what_stays_refused_fails_at_once(
         assert len(proxy.requests) <= 3
 
 
-def test_a_missing_file_is_no_file_rather_than_an_error(s3_bucket: S3Bucket) -> None:
+def test_a_missing_file_does_not_exist_and_raises_no_error(s3_bucket: S3Bucket) -> None:
     url = f"{s3_bucket.url}/never"
     assert not storage.exists(url) and storage.matches(url) == [] and storage.list_names(url) == []
     for read in (storage.read_bytes, storage.open_read, storage.size):
-        with pytest.raises(UserError, match="never cannot be read: there is no such file"):
+        with pytest.raises(UserError, match="never cannot", check=coded("missing-file")):
             read(url)
 
 
@@ -225,16 +225,16 @@ def test_an_object_that_is_replaced_while_it_is_read_is_noticed(s3_bucket: S3Buc
     file = storage.open_read(url)
     assert file.read(100) == data[:100]
     storage.write_bytes(url, data[::-1])
-    with pytest.raises(UserError, match="/a cannot be read: it changed while it was read"):
+    with pytest.raises(UserError, match="/a", check=coded("changed-while-read")):
         file.read()
 
 
-def test_the_same_is_noticed_at_the_end_where_the_store_takes_no_conditions() -> None:
+def test_a_replaced_object_is_noticed_at_the_end_without_conditional_reads() -> None:
     url = "memory://bucket/changing"
     storage.write_bytes(url, DATA)
     file = storage.open_read(url)
     storage.write_bytes(url, DATA[::-1])
-    with pytest.raises(UserError, match="changed while it was read"):
+    with pytest.raises(UserError, check=coded("changed-while-read")):
         file.read()
     storage.remove(url)
 
@@ -248,7 +248,7 @@ def test_an_upload_that_dies_in_the_middle_leaves_no_object_and_no_parts(
     data = DATA * 4
     url = f"{s3_bucket.url}/shards/train-000000.tar"
     proxy.faults = [Fault(kind, status=500, code="InternalError", concerns=is_part(2))]
-    with pytest.raises(UserError, match="train-000000.tar cannot be written"), storage.local_write(url) as path:
+    with pytest.raises(UserError, match="train-0", check=coded("store-unavailable")), storage.local_write(url) as path:
         path.write_bytes(data)
     assert proxy.faults[0].happened and s3_bucket.objects() == {} and s3_bucket.unfinished_uploads() == []
     proxy.faults.clear()
@@ -262,7 +262,7 @@ def test_an_upload_that_dies_in_the_middle_leaves_no_object_and_no_parts(
 @pytest.mark.parametrize(
     ("kind", "concerns"), [("refuse", is_part(2)), ("lose_answer", completes)], ids=["a part", "the completion"]
 )
-def test_an_upload_is_begun_again_whole(
+def test_a_failed_upload_starts_again_from_its_beginning(
     kind: Kind,
     concerns: Callable[[Request], bool],
     s3_bucket: S3Bucket,
@@ -306,7 +306,7 @@ def test_the_client_sends_a_checksum_with_every_object(s3_bucket: S3Bucket, prox
     assert "x-amz-checksum-crc32" in {*put.headers, put.headers.get("x-amz-trailer")}
 
 
-def test_create_and_replace_give_way_to_the_first(s3_bucket: S3Bucket) -> None:
+def test_conditional_create_and_replace_keep_the_first_writer(s3_bucket: S3Bucket) -> None:
     for url in (f"{s3_bucket.url}/a.json", "memory://bucket/a.json"):
         assert remote_files.create(url, b"1") and not remote_files.create(url, b"2")
         first = remote_files.info(url)
@@ -358,7 +358,7 @@ def test_a_listing_that_fails_is_not_taken_for_an_empty_folder(
     storage.write_bytes(f"{s3_bucket.url}/in/a.txt", b"x")
     monkeypatch.setenv(store_errors.RETRY_VARIABLE, "0.2")
     proxy.faults = [Fault("refuse", concerns=lambda request: "delimiter" in request.target)]
-    with pytest.raises(UserError, match="the store answered SlowDown"):
+    with pytest.raises(UserError, match="SlowDown", check=coded("store-unavailable")):
         storage.matches(f"{s3_bucket.url}/in/*.txt")
 
 
@@ -382,9 +382,9 @@ def test_profiles_and_endpoints_are_used(
     assert proxy.requests and s3_bucket.objects() == {"a": b"abc"}
 
 
-def test_a_profile_or_an_option_that_is_not_there_is_told(s3_bucket: S3Bucket) -> None:
+def test_an_unknown_profile_or_option_is_reported(s3_bucket: S3Bucket) -> None:
     storage.configure({s3_bucket.url: {"profile": "nobody"}})
-    with pytest.raises(UserError, match=r"nobody"):
+    with pytest.raises(UserError, match="nobody", check=coded("unreadable-file")):
         storage.exists(f"{s3_bucket.url}/a")
     storage.configure({s3_bucket.url: {"endpont_url": "http://x", "secret": "do-not-show"}})
     with pytest.raises(UserError, match="endpont_url", check=coded("invalid-storage-options")) as caught:
@@ -420,7 +420,7 @@ def test_a_missing_package_names_the_extra(url: str, extra: str, monkeypatch: py
 
 
 def test_an_unknown_kind_of_url_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="nonsense://a cannot be opened: Protocol not known: nonsense"):
+    with pytest.raises(UsageError, match="nonsense://a", check=coded("invalid-url")):
         storage.exists("nonsense://a")
 
 
@@ -459,7 +459,7 @@ def test_a_web_server_with_and_one_without_ranges_are_read_alike(
         assert storage.read_bytes(url) == DATA and storage.size(url) == len(DATA)
 
 
-def test_what_a_web_server_cannot_do_is_told(plain_web: str, proxy: FaultProxy) -> None:
+def test_an_operation_that_a_web_server_lacks_is_reported(plain_web: str, proxy: FaultProxy) -> None:
     assert not storage.exists(f"{plain_web}/never")
     with pytest.raises(UsageError, check=coded("pattern-of-web-addresses")):
         storage.matches(f"{plain_web}/*.txt")

@@ -75,7 +75,7 @@ def test_every_order_of_seeks_and_reads_gives_the_bytes_of_a_local_file() -> Non
         assert remote.file.read(amount) == local.read(amount) and remote.file.tell() == local.tell()
 
 
-def test_an_empty_file_asks_for_nothing_and_a_place_before_the_beginning_is_refused() -> None:
+def test_an_empty_file_sends_no_request_and_a_negative_offset_is_refused() -> None:
     remote = Remote(0)
     assert remote.file.read() == b"" and remote.requests == []
     with pytest.raises(ValueError, match="negative seek position -1"):

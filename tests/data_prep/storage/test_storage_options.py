@@ -90,7 +90,7 @@ def test_options_end_with_their_call_also_for_threads_without_their_own() -> Non
     assert storage_options.options() == of_a_thread() == before
 
 
-def test_of_calls_at_once_the_one_that_ends_first_leaves_the_other_its_options() -> None:
+def test_concurrent_calls_keep_their_own_options() -> None:
     own = {"s3://": {"profile": "own"}}
     begun, ended = threading.Event(), threading.Event()
 
@@ -122,7 +122,7 @@ def test_secrets_of_earlier_options_stay_hidden() -> None:
     ("options", "message"),
     [({"s3": {}}, "'s3' of storage_options is not a URL prefix"), ({"s3://": 3}, "not a mapping")],
 )
-def test_what_is_no_option_is_refused(options: dict, message: str) -> None:
+def test_invalid_storage_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message, check=coded("invalid-storage-options")):
         storage_options.configure(options)
 

@@ -52,7 +52,7 @@ def test_a_busy_store_and_a_broken_connection_are_worth_another_attempt(error: E
     ],
     ids=str,
 )
-def test_what_stays_refused_is_not(error: Exception) -> None:
+def test_lasting_refusals_are_not_retried(error: Exception) -> None:
     assert not is_transient(error)
 
 
@@ -66,7 +66,7 @@ def test_the_cause_behind_a_translated_error_counts() -> None:
         assert is_transient(error) and http_status(error) == 500
 
 
-def test_what_fails_while_cleaning_up_does_not_hide_why() -> None:
+def test_a_failure_of_the_cleanup_does_not_hide_the_cause() -> None:
     try:
         try:
             raise refusal("SlowDown", 503)

@@ -13,16 +13,16 @@ from tests.support.error_codes import coded
 VALUES = {"first_shard": 7, "names": ["a", "\udcff", None], "share": 0.1, "nested": {"counts": [[1, 2], [3, 4]]}}
 
 
-def test_values_come_back(tmp_path: Path) -> None:
+def test_values_are_read_back(tmp_path: Path) -> None:
     for values in (VALUES, 3, [], {}):
         write_state(str(tmp_path / "state"), values)
         assert read_state(str(tmp_path / "state")) == values
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"0", b"null", b"\xff", b"[" * 50_000, b'{"first_shard": 7}'])
-def test_what_is_no_state_is_damaged(tmp_path: Path, data: bytes) -> None:
+def test_an_invalid_state_file_counts_as_damaged(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "state").write_bytes(data)
-    with pytest.raises(UserError, match=r"state is damaged.*--fresh"):
+    with pytest.raises(UserError, check=coded("damaged-work-file")):
         read_state(str(tmp_path / "state"))
 
 
@@ -57,7 +57,7 @@ def parts_of(parts: PartsFile) -> list[list[bytes]]:
     return [[bytes(parts.read(row, column)) for column in range(parts.num_columns)] for row in range(parts.num_rows)]
 
 
-def test_each_part_and_each_run_of_parts_is_read_alone(tmp_path: Path) -> None:
+def test_each_part_and_each_range_of_parts_can_be_read(tmp_path: Path) -> None:
     with open_parts(write_parts(tmp_path / "parts"), KIND) as parts:
         assert parts_of(parts) == GRID and parts.table() == {"rows": 2}
         assert [bytes(parts.read(0, 0, 3)), bytes(parts.read(0, 1, 2)), bytes(parts.read(1, 0, 2))] == [

@@ -13,6 +13,7 @@ from data_prep.text.language_codes import TWO_LETTER_CODES
 from data_prep.text.sentences import batch_sentence_starts, check_language, known_language
 from data_prep.text.text_batch import TextBatch, normalize_batch
 from tests.support import references
+from tests.support.error_codes import coded
 from tests.support.preparations import NORMALIZATION, normalized, paragraphs_of
 
 
@@ -57,7 +58,7 @@ def test_a_digit_may_begin_the_sentence_after_a_chinese_full_stop(stop: str, lan
     assert len(sentences([f"\u4ed6\u8bf4\u300c{first}{second}\u300d"], language)) == 1, "as with other quotations"
 
 
-def test_nothing_has_no_sentences() -> None:
+def test_an_empty_text_has_no_sentences() -> None:
     assert sentence_starts([], "en") == []
 
 
@@ -78,8 +79,8 @@ def test_known_languages_are_taken(language: str) -> None:
 
 
 @pytest.mark.parametrize("language", ["", "english", "xx", "../x", "qqq"])
-def test_an_unknown_language_is_a_usage_error_that_says_what_to_write(language: str) -> None:
-    with pytest.raises(UsageError, match="ISO 639 code"):
+def test_an_unknown_language_is_a_usage_error_with_a_suggestion(language: str) -> None:
+    with pytest.raises(UsageError, check=coded("unknown-language")):
         check_language(language)
 
 

@@ -48,14 +48,14 @@ def test_merges_come_best_score_first_and_join_neighbors(tokenizer: Tokenizer) -
     assert len(merges) > 2
 
 
-def test_symbols_stand_alone_from_the_beginning(tokenizer: Tokenizer) -> None:
+def test_symbols_are_single_pieces_from_the_start(tokenizer: Tokenizer) -> None:
     start, merges = WordMerges(tokenizer).of("low<sep>er")
     assert start == ("\u2581", "l", "ow", "<sep>", "e", "r")
     assert all({"ow", "<sep>"} <= set(merge.pieces) for merge in merges)
 
 
 @given(st.text(st.one_of(st.sampled_from("lownersti \u5c71\u00e9\u2581"), st.characters(codec="utf-8")), max_size=30))
-def test_any_text_is_explained_and_the_end_is_sentencepieces(tokenizer: Tokenizer, text: str) -> None:
+def test_the_explanation_of_any_text_ends_with_the_pieces_of_sentencepiece(tokenizer: Tokenizer, text: str) -> None:
     lines = list(explain(tokenizer, text))
     ids = tokenizer.encode(normalized(text, tokenizer.normalization)).tolist()
     assert lines[2].split()[1:] == [str(number) for number in ids]
@@ -77,7 +77,9 @@ def test_the_lines_show_everything(tokenizer: Tokenizer) -> None:
     assert list(explain(tokenizer, ""))[1] == "pieces      "
 
 
-def test_merges_that_end_elsewhere_are_a_mistake_of_ours(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merges_that_give_another_result_fail_an_assertion(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(WordMerges, "of", lambda self, word: (("\u2581", *word), []))
     with pytest.raises(AssertionError, match="SentencePiece gives"):
         list(explain(tokenizer, "newest"))

@@ -22,6 +22,7 @@ from data_prep.tokenizer.tokenizer import (
     Tokenizer,
     TokenizerSettings,
 )
+from tests.support.error_codes import coded
 from tests.support.made_up_documents import train_tokenizer
 from tests.support.preparations import normalized
 from tests.support.references import check_parity
@@ -130,14 +131,14 @@ def test_a_changed_tokenizer_json_is_refused_naming_the_text(
     values = json.loads((folder / "tokenizer.json").read_text())
     values["pre_tokenizer"]["prepend_scheme"] = "never"
     (folder / "tokenizer.json").write_text(json.dumps(values))
-    with pytest.raises(UserError, match="beginning 'The first rule"):
+    with pytest.raises(UserError, match="'The first rule", check=coded("tokenizer-json-mismatch")):
         check_parity(folder, TEXT)
     (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, check=coded("damaged-tokenizer")):
         check_parity(folder, TEXT)
 
 
-def test_the_files_can_be_written_elsewhere_with_a_length(
+def test_the_files_can_be_written_to_another_folder_with_a_length(
     both: tuple[Tokenizer, PreTrainedTokenizerBase], tmp_path: Path
 ) -> None:
     tokenizer, _ = both

@@ -128,10 +128,7 @@ def test_a_real_vocabulary_agrees_on_shuffled_symbols(tmp_path: Path) -> None:
     words = ["".join(draw.choices("aeioubdfgklm", k=draw.randint(2, 7))) for _ in range(300)]
     texts = [" ".join(draw.choices(words, k=80)) for _ in range(60)]
     settings = TokenizerSettings(
-        vocab_size=900,
-        character_coverage=1.0,
-        user_symbols=("ba", "##", "<k>"),
-        normalization={"form": "NFKC"},
+        vocab_size=900, character_coverage=1.0, user_symbols=("ba", "##", "<k>"), normalization={"form": "NFKC"}
     )
     train_tokenizer(texts, tmp_path, settings)
     lines = ["".join(draw.choices(["ba", "##", "<k>", " ", *words[:20]], k=30)) for _ in range(300)]

@@ -80,7 +80,7 @@ def test_words_at_the_limits_of_a_key_and_of_a_slot(processor: sentencepiece.Sen
         assert cache.encode(text.encode()).tolist() == processor.encode(text)
 
 
-def test_what_is_known_is_not_asked_for_again() -> None:
+def test_known_words_are_not_encoded_again() -> None:
     asked: list[bytes] = []
 
     def encode(texts: list[bytes]) -> list[list[int]]:

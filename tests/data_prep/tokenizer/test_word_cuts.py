@@ -91,17 +91,17 @@ def test_the_cache_gives_the_ids_of_the_text(processor: sentencepiece.SentencePi
         assert cache.encode(text.encode()).tolist() == processor.encode(text)
 
 
-def test_text_is_cut_between_neighbors_of_no_piece_alone() -> None:
+def test_text_is_cut_only_between_characters_that_share_no_piece() -> None:
     data = " \u4f60\u597d\u4e16\u754c\u597d".encode()
     assert WordCuts([" \u4f60", "\u4f60\u597d", "\u4e16\u754c"]).starts(data).tolist() == [0, 7, 13]
 
 
-def test_one_hash_for_all_pairs_cuts_at_spaces_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colliding_hashes_of_all_pairs_leave_only_cuts_at_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_cuts, "_hashed", lambda firsts, seconds: np.zeros(len(firsts), np.uint32))
     assert WordCuts(["ab"]).starts(" \u4f60\u597d \u4e16".encode()).tolist() == [0, 7]
 
 
-def test_without_byte_fallback_text_is_cut_at_spaces_alone() -> None:
+def test_without_byte_fallback_text_is_cut_only_at_spaces() -> None:
     assert WordCuts(None).starts(" a, \u4f60\u597d".encode()).tolist() == [0, 3]
 
 

@@ -15,9 +15,10 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep import Tokenizer
 from data_prep.text.cleaning import Normalization
 from data_prep.tokenizer.sentencepiece_model import open_model, train_model, vocabulary_of
-from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
+from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.alphabet import (
     PRINTABLE_ASCII,
     Alphabet,
@@ -59,7 +60,7 @@ def test_printable_ascii_is_written_down() -> None:
     ],
     ids=str,
 )
-def test_required_is_what_normalized_text_can_hold(normalization: Normalization, missing: str) -> None:
+def test_the_required_characters_are_those_of_normalized_text(normalization: Normalization, missing: str) -> None:
     assert required_characters(normalization) == {"\u2581", *PRINTABLE_ASCII} - set(missing)
 
 

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import Tokenizer
 from data_prep.base.errors import UserError
-from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
+from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer.tokenizer_report import REPORT_NAME, GroupReport, read_report
 from data_prep.tokenizer_training.quality import report_lines, size_warning
 from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training import train_on_sample
+from tests.support.error_codes import coded
 from tests.support.made_up_documents import TrainingSample, lines_of
 from tests.support.preparations import normalized
 
@@ -91,7 +93,7 @@ def test_a_report_of_an_earlier_release_lists_none(folder: Path) -> None:
     assert not any(line.startswith("without a token") for line in lines)
 
 
-def test_a_corpus_too_small_to_hold_any_out_is_measured_on_what_was_learned_and_says_so(tmp_path: Path) -> None:
+def test_a_corpus_too_small_to_hold_out_is_measured_on_its_training_text(tmp_path: Path) -> None:
     sample, counts = TrainingSample(100_000, 0), CorpusCounts()
     for text in ENGLISH:
         sample.add([text], "books", "en")
@@ -132,13 +134,13 @@ def test_a_language_of_which_nothing_was_held_out_has_no_figures(folder: Path) -
     assert row.split() == ["pt", "-", "-", "-", "-", "-", "25.00%", "50.00%"]
 
 
-def test_a_folder_without_a_report_has_none_and_a_damaged_one_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_report_is_none_and_a_damaged_one_is_reported(folder: Path, tmp_path: Path) -> None:
     assert read_report(tmp_path) is None
     (tmp_path / REPORT_NAME).write_bytes((folder / REPORT_NAME).read_bytes()[:-30])
-    with pytest.raises(UserError, match="tokenizer_report.json is damaged"):
+    with pytest.raises(UserError, match="tokenizer_report.json", check=coded("damaged-tokenizer")):
         read_report(tmp_path)
     (tmp_path / REPORT_NAME).write_text("{}")
-    with pytest.raises(UserError, match=r"is damaged \(fingerprint: Field required\)"):
+    with pytest.raises(UserError, match="fingerprint", check=coded("damaged-tokenizer")):
         read_report(tmp_path)
 
 

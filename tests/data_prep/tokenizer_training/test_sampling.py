@@ -18,6 +18,7 @@ from data_prep.config.preparation_config import PreparationConfig
 from data_prep.tokenizer_training import corpus_sampling, training_sample
 from data_prep.tokenizer_training.corpus_sampling import draw_sample
 from data_prep.tokenizer_training.sampling import CorpusCounts, _cleaned, language_label
+from tests.support.error_codes import coded
 from tests.support.made_up_documents import TrainingSample, lines_of
 from tests.support.preparations import NORMALIZATION, config_of, paragraphs_of
 from tests.support.reading import find_inputs, find_units
@@ -101,7 +102,7 @@ def test_the_sample_is_that_of_the_texts_at_hand(tmp_path: Path) -> None:
     assert list(lines_of(drawn(config, tmp_path / "work")[0].texts())) == list(lines_of(direct.texts()))
 
 
-def test_tempering_raises_the_small_and_the_shares_are_told(tmp_path: Path) -> None:
+def test_tempering_raises_small_sources_and_reports_the_shares(tmp_path: Path) -> None:
     files = {"large": [write(tmp_path, "large.jsonl", LARGE)], "small": [write(tmp_path, "small.jsonl", SMALL)]}
     shares = []
     for alpha in (1.0, 0.5, 0.0):
@@ -135,9 +136,7 @@ def test_languages_come_from_the_document_then_the_source(tmp_path: Path) -> Non
     ]
 
 
-def test_a_damaged_file_gives_nothing_and_is_named_or_ends_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_is_skipped_by_name_or_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = write(tmp_path, "good.jsonl", SMALL)
     damaged = Path(write(tmp_path, "damaged.jsonl.gz", LARGE))
     damaged.write_bytes(damaged.read_bytes()[:-2_000])
@@ -148,14 +147,14 @@ def test_a_damaged_file_gives_nothing_and_is_named_or_ends_the_run(
         assert counts.dropped == {("a", "damaged file"): 1} and counts.documents == {("a", "en"): 40}
         assert sample.num_documents == 40 and len(sample.held_out()) == 40
         assert "damaged.jsonl.gz" in capsys.readouterr().err
-        with pytest.raises(UserError, match="damaged.jsonl.gz"):
+        with pytest.raises(UserError, match="damaged.jsonl.gz", check=coded("damaged-file")):
             drawn(sampled_from({"a": [good, str(damaged)]}, tokenizer={"sampling_alpha": alpha}), tmp_path / "work")
         assert not (tmp_path / "work").exists()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("by", ["source", "language"])
-def test_a_source_of_damaged_files_alone_gives_nothing(tmp_path: Path, by: str) -> None:
+def test_a_source_of_only_damaged_files_gives_no_text(tmp_path: Path, by: str) -> None:
     good = write(tmp_path, "good.jsonl", SMALL)
     lines = [{"text": text, "lang": "fr"} for text in LARGE * 20]  # enough for documents before the damage is met
     damaged = Path(write(tmp_path, "damaged.jsonl.gz", lines))
@@ -171,7 +170,7 @@ def test_a_source_of_damaged_files_alone_gives_nothing(tmp_path: Path, by: str) 
     assert sum(counts.dropped.values()) == 1
 
 
-def test_what_preparation_drops_is_not_learned_from_and_counted(tmp_path: Path) -> None:
+def test_documents_that_preparation_drops_are_counted_and_not_learned_from(tmp_path: Path) -> None:
     lines = ["\x00 \n", "short", "just right, this", "x" * 100]
     config = sampled_from(
         {"a": [write(tmp_path, "a.jsonl", lines)]},
@@ -182,7 +181,7 @@ def test_what_preparation_drops_is_not_learned_from_and_counted(tmp_path: Path) 
     assert counts.dropped == {("a", "empty"): 1, ("a", "too short"): 1, ("a", "too long"): 1}
 
 
-def test_later_units_write_only_what_may_still_be_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_units_write_only_candidates_for_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     original = corpus_sampling.sample_unit
 
@@ -210,6 +209,7 @@ def filtered(folder: Path, num_documents: int, unit_bytes: int = 6_000, **tokeni
     return sampled_from(source, documents=documents, tokenizer=tokenizer, shards={"unit_bytes": unit_bytes})
 
 
+@pytest.mark.long
 def test_filters_judge_only_what_the_sample_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = tmp_path / "calls"
     monkeypatch.setenv("FILTER_CALLS", str(calls))
@@ -224,6 +224,7 @@ def test_filters_judge_only_what_the_sample_needs(tmp_path: Path, monkeypatch: p
     assert all(len(line.split()) <= 20 for line in lines_of(sample.texts()))
 
 
+@pytest.mark.long
 def test_the_sample_of_filtered_documents_is_the_same_over_units_orders_and_budgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +246,7 @@ def test_a_filter_that_fails_names_the_line_of_its_document(tmp_path: Path) -> N
     rows = [{"text": text, "score": "?" if number == 17 else 3} for number, text in enumerate(texts(30, 3))]
     documents = {"metadata_fields": ["score"], "filters": FILTERS[-1:]}
     config = sampled_from({"a": [write(tmp_path, "a.jsonl", rows)]}, documents=documents)
-    with pytest.raises(UserError, match=r"a\.jsonl line 18\b"):
+    with pytest.raises(UserError, match=r"a\.jsonl line 18\b", check=coded("unreadable")):
         drawn(config, tmp_path / "work")
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from data_prep import Tokenizer
 from data_prep.base.errors import UsageError, UserError
-from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerInfo, TokenizerSettings
+from data_prep.tokenizer.tokenizer import TokenizerInfo, TokenizerSettings
 from data_prep.tokenizer_training import training
 from tests.support.error_codes import coded
 from tests.support.made_up_documents import SMALL, documents, train_tokenizer
@@ -53,22 +54,26 @@ def test_long_lines_and_reserved_characters_are_learned_from(tmp_path: Path) -> 
     assert "\u5c71" in "".join(Tokenizer.load(tmp_path).pieces)
 
 
+@pytest.mark.fault(row=8, fault="an impossible vocabulary size", required="the possible range is stated")
 @pytest.mark.parametrize("vocab_size", [3, 200, 100_000])
 def test_an_impossible_vocabulary_size_names_the_possible_range(tmp_path: Path, vocab_size: int) -> None:
     settings = TokenizerSettings(vocab_size=vocab_size, character_coverage=1.0)
     text = ["the cat sat on the mat, the rat too, \u4f60\u597d"]
-    with pytest.raises(UsageError, match=r"from (\d+) to (\d+) tokens") as raised:
+    with pytest.raises(UsageError, match=r"from \d+ to \d+ tokens", check=coded("vocab-size-out-of-range")) as raised:
         train_tokenizer(text, tmp_path, settings)
     words = str(raised.value).split()
     low, high = (int(words[words.index(word) + 1]) for word in ("from", "to"))
     assert low == 5 + 256 + 1 + 94 + 2  # the metaspace, printable ASCII, two Chinese characters
     for size in (low, high):
         assert train_tokenizer(text, tmp_path, settings.model_copy(update={"vocab_size": size})).vocab_size == size
+    for size in (low - 1, high + 1):
+        with pytest.raises(UsageError, check=coded("vocab-size-out-of-range")):
+            train_tokenizer(text, tmp_path, settings.model_copy(update={"vocab_size": size}))
 
 
 @pytest.mark.parametrize("texts", [[], ["", " \n\t\x00"]])
 def test_no_text_is_a_user_error(tmp_path: Path, texts: list[str]) -> None:
-    with pytest.raises(UserError, match="no text"):
+    with pytest.raises(UserError, check=coded("no-text")):
         train_tokenizer(texts, tmp_path, SMALL)
     assert TokenizerInfo.read(tmp_path) is None
 
@@ -94,7 +99,9 @@ def test_a_training_that_fails_leaves_the_one_before_or_no_marker(
 def test_without_bytes_the_possible_range_does_not_count_them(tmp_path: Path) -> None:
     settings = TokenizerSettings(vocab_size=9, character_coverage=1.0, byte_fallback=False, user_symbols=("<x>", "<y>"))
     with pytest.raises(
-        UsageError, match=r"from 103 to \d+ tokens \(5 special tokens, 2 user symbols, 95 for .*, 1 for o"
+        UsageError,
+        match=r"from 103 to \d+ tokens \(5 special tokens, 2 user symbols, 95 for .*, 1 for o",
+        check=coded("vocab-size-out-of-range"),
     ):
         train_tokenizer(["abcab abc <x> \u5c71"], tmp_path, settings)
     train_tokenizer(["abcab abc <x> \u5c71"], tmp_path, settings.model_copy(update={"vocab_size": 103}))
@@ -125,7 +132,7 @@ def test_a_tokenizer_json_that_differs_writes_no_marker(tmp_path: Path, monkeypa
         (folder / "tokenizer.json").write_text(json.dumps(values))
 
     monkeypatch.setattr(training, "write_hugging_face_files", damaging)
-    with pytest.raises(UserError, match="does not give the ids of preparation"):
+    with pytest.raises(UserError, check=coded("tokenizer-json-mismatch")):
         train_tokenizer(documents(), tmp_path, SMALL)
     assert TokenizerInfo.read(tmp_path) is None
 

@@ -31,7 +31,7 @@ def sample_of(texts: list[str], sample_bytes: int = 1_000, seed: int = 0) -> Tra
 TEXTS = [f"document {number} " + "x" * (number % 7) for number in range(100)]
 
 
-def test_the_sample_depends_on_texts_and_seed_alone() -> None:
+def test_the_sample_depends_only_on_texts_and_seed() -> None:
     shuffled = random.Random(0).sample(TEXTS, len(TEXTS))
     one, other = sample_of(TEXTS), sample_of([*shuffled, *shuffled[:10]])
     assert list(lines_of(one.texts())) == list(lines_of(other.texts())) and one.held_out() == other.held_out()
@@ -97,7 +97,7 @@ def test_held_out_documents_are_at_most_a_twentieth_of_the_bytes() -> None:
         assert sum(len(document.text) for document in held_out) < 600 and len(held_out) == 20
 
 
-def test_what_lies_outside_the_budget_counts_as_held_out() -> None:
+def test_text_outside_the_budget_counts_as_held_out() -> None:
     texts = [f"document {number:03}" for number in range(400)]
     for num_outside in (5, 20, 100):
         sample = sample_of(texts, 12 * (400 - num_outside))
@@ -118,7 +118,7 @@ def test_each_source_is_held_out_in_equal_numbers_and_cut() -> None:
     ]
 
 
-def test_of_one_text_in_two_sources_the_first_by_name_counts_whatever_comes_first() -> None:
+def test_a_text_in_two_sources_counts_for_the_first_by_name() -> None:
     for names in (("a", "b"), ("b", "a")):
         sample = TrainingSample(100, 0)
         for name in names:
@@ -171,7 +171,7 @@ def test_the_smallest_keys_that_just_fill_the_budget_are_chosen() -> None:
     assert list(chosen(offers, 1_000)) == [10, 20, 30, 40, 50]
 
 
-def test_what_leaves_is_told_and_the_limit_refuses_the_rest() -> None:
+def test_displaced_texts_are_returned_and_larger_keys_refused() -> None:
     choice = Choice(10)
     assert choice.offer(5, key_of(5, EVEN), 10) == (True, [])
     assert choice.offer(3, key_of(3, EVEN), 9) == (True, [])

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import Manifest
 from launch.demo import demo_summary
 from tests.support.error_codes import coded
+from tests.support.preparations import Manifest
 
 STATUS = {
     "step": 3000,

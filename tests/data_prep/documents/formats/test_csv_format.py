@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from data_prep import Document
 from data_prep.config.preparation_config import DocumentSettings
+from tests.support.error_codes import coded
 from tests.support.reading import SKIP, BadInput, reader_of
 
 
@@ -56,6 +57,7 @@ def test_blank_rows_count_for_nothing_whatever_the_header_is(tmp_path: Path, hea
     assert len(list(reader)) + reader.dropped.total() == 1
 
 
+@pytest.mark.fault(row=4, fault="a row is short, no text or binary", required="named by line, or counted by policy")
 @pytest.mark.parametrize(
     ("name", "content", "message", "reason"),
     [
@@ -88,7 +90,7 @@ def test_wrong_quotation_marks_spoil_the_file(tmp_path: Path, content: bytes) ->
     path = tmp_path / "a.csv"
     path.write_bytes(content)
     for policy in ("error", "skip"):
-        with pytest.raises(BadInput, match=r"a.csv line \d") as caught:
+        with pytest.raises(BadInput, match=r"a.csv line \d", check=coded("invalid-csv")) as caught:
             texts(path, DocumentSettings(on_bad_input=policy, max_document_bytes=50))
         assert caught.value.spoils_file and caught.value.code == "invalid-csv"
 
@@ -113,7 +115,9 @@ cells = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0
 
 @pytest.mark.long
 @given(rows=st.lists(st.tuples(cells, cells), max_size=5))
-def test_whatever_is_written_is_read(rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_rows_written_by_the_csv_module_read_back_the_same(
+    rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("csv") / "a.csv"
     written = io.StringIO()
     csv.writer(written).writerows([("text", "id"), *rows])
