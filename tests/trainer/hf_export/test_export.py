@@ -236,7 +236,7 @@ def test_the_gate_refuses_a_window_of_another_width(tokenizer_folder, tmp_path, 
     ("pairs", "options", "said"),
     [
         ("none", {"norm": "rmsnorm"}, "model.norm=rmsnorm"),
-        ("none", {"num_key_value_heads": 1}, r"model.num_key_value_heads=1 \(BERT has as many"),
+        ("none", {"num_key_value_heads": 1}, r"model.num_key_value_heads=1 \(it has as many"),
         ("none", {"tie_word_embeddings": False}, r"model.tie_word_embeddings=False \(its MLM decoder is the word"),
         ("next_sentence", {**EuroBert.defaults, "type_vocab_size": 2}, "model.type_vocab_size=2"),
         ("next_sentence", {"position_embedding": "sinusoidal"}, "model.position_embedding=sinusoidal"),
