@@ -220,6 +220,7 @@ def test_eurobert_is_exported_as_transformers_eurobert(tokenizer_folder, tmp_pat
         classifier = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
         assert classifier.classifier_pooling == "late"
     card = (tmp_path / "out" / "README.md").read_text()
+    assert ("2 heads (1 of keys and values), " in card) == (config.model.num_key_value_heads == 1)
     assert "A EuroBERT encoder" in card and "- eurobert\n" in card and "pooler" not in card
 
 
