@@ -149,10 +149,8 @@ def activation_bytes(
     feed_forward_mask = config.intermediate_size if dropouts.feed_forward_inner else 0
     feed_forward_mask += hidden if dropouts.feed_forward_output else 0
     is_rotary, is_grouped = config.position_embedding == "rotary", config.key_value_size < hidden
-    if is_grouped:
-        besides = 0 if is_rotary else 2 * config.key_value_size
-    else:
-        besides = 2 * hidden if is_rotary else 0
+    turned = 2 * hidden if is_rotary and not is_grouped else 0
+    unrepeated = 2 * config.key_value_size if is_grouped and not is_rotary else 0
     inner = (4 if config.is_gated else 2) * config.intermediate_size
     num_final_norms = int(config.norm_position == "pre")
     kept_blocks = 1 if activation_checkpointing else layers
@@ -160,7 +158,7 @@ def activation_bytes(
     per_position = {
         "embeddings": config.embedding_norm * number_bytes * hidden + embedding_mask,
         "attention": kept_blocks
-        * (number_bytes * (5 * hidden + besides) + 4 * config.num_attention_heads + attention_mask),
+        * (number_bytes * (5 * hidden + turned + unrepeated) + 4 * config.num_attention_heads + attention_mask),
         "feed_forward": kept_blocks * (number_bytes * (hidden + inner) + feed_forward_mask),
         "norms": (kept_norms + num_final_norms) * number_bytes * hidden,
         "checkpoints": layers * number_bytes * hidden if activation_checkpointing else 0,
