@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +19,11 @@ from data_prep.base.errors import UserError
 from data_prep.base.settings import choices_of
 from tests.support.preparations import trained
 from tests.support.toy_run import tiny_config as tiny_run
+from trainer import load_config
 from trainer.checkpoint.initial_weights import load_initial_weights
 from trainer.checkpoint.writer import ALONE
 from trainer.config.families.bert import Bert
 from trainer.config.families.family import PublishedFamily
-from trainer.config.families.modernbert import ModernBert
 from trainer.config.families.registry import FAMILIES
 from trainer.config.model_settings import ModelSettings
 from trainer.config.run_config import RunConfig
@@ -141,6 +142,9 @@ VARIANTS = {
         "global_attn_every_n_layers": 1,
         "global_rope_theta": 500.0,
     },
+    "eurobert with 1 key head": {"family": "eurobert", "num_key_value_heads": 1},
+    "eurobert with 2 key heads, tied": {"family": "eurobert", "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "eurobert with 4 key heads": {"family": "eurobert"},
     "a family added by a test": {"family": "ernie"},
 }
 SIZES = {
@@ -194,8 +198,13 @@ def test_logits_losses_and_every_gradient_agree(both):
             assert_near(gradient, expected[name], name)
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert"])
-@pytest.mark.parametrize(("hidden", "attention"), [(0.3, 0.0), (0.0, 0.3), (0.3, 0.3)])
+@pytest.mark.parametrize(
+    ("name", "hidden", "attention"),
+    [
+        *((name, *each) for name in ("bert", "modernbert") for each in ((0.3, 0.0), (0.0, 0.3), (0.3, 0.3))),
+        ("eurobert", 0.0, 0.3),
+    ],
+)
 def test_dropout_is_where_transformers_has_it(make_model, make_documents, pack, name, hidden, attention):
     """With the same seed both draw the same masks, where they draw at the same places in the same order."""
     probabilities = {"hidden_dropout_prob": hidden, "attention_probs_dropout_prob": attention}
@@ -232,13 +241,15 @@ def test_correct_counts_agree(both):
         )
 
 
-@pytest.mark.parametrize("family", [Bert(), ModernBert()], ids=["bert", "modernbert"])
-def test_weights_survive_the_way_there_and_back(make_model, family):
-    config = ModelSettings(**SIZES, family=family.name)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_weights_survive_the_way_there_and_back(make_model, variant):
+    config = ModelSettings(**SIZES, **VARIANTS[variant])
+    family = family_of(config)
     weights = make_model(config, family.pairs_class is not None).state_dict()
     converted = to_hugging_face(weights, family)
-    # In BERT a QKV matrix and its bias are three each.
-    assert len(converted) == len(weights) + (4 * config.num_hidden_layers if family.name == "bert" else 0)
+    # In BERT a QKV matrix and its bias are three each; in EuroBERT it has no bias, and values and gates are two.
+    more = {"modernbert": 0, "eurobert": 3}.get(family.name, 4)
+    assert len(converted) == len(weights) + more * config.num_hidden_layers
     restored, lacking = from_hugging_face(converted, weights, family)
     assert not lacking and restored.keys() == weights.keys()
     assert all(torch.equal(restored[name], weights[name]) for name in weights)
@@ -261,6 +272,24 @@ def test_the_architecture_is_read_back_from_config_json(variant):
     kinds = read.pop("attention_kinds", config.attention_kinds)
     assert kinds == config.attention_kinds
     assert read == {name: getattr(config, name) for name in read}
+
+
+def test_the_published_config_json_of_eurobert_210m_is_its_preset(tmp_path):
+    """That of commit 66d72a0, without `auto_map`; it has older names of the RoPE base than transformers writes now."""
+    published = {
+        "model_type": "eurobert",
+        **{"attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "hidden_dropout": 0.0},
+        **{"hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 8192},
+        **{"num_attention_heads": 12, "num_hidden_layers": 12, "num_key_value_heads": 12, "pretraining_tp": 1},
+        **{"rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 250000, "tie_word_embeddings": False},
+        **{"pad_token_id": 128001, "mask_token_id": 128002, "vocab_size": 128256, "is_decoder": False},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(published), encoding="utf-8")
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    ours = load_config("eurobert_210m").stages[-1].model
+    read = FAMILIES["eurobert"].settings_of(theirs)
+    assert read == {name: getattr(ours, name) for name in read}
+    assert theirs["vocab_size"] == ours.padded_vocab_size
 
 
 def test_a_custom_model_that_is_of_a_family_is_found_to_be_one():
