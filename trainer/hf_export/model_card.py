@@ -19,6 +19,7 @@ from trainer.objectives.pretraining import num_parameters
 
 _TASKS = {
     "masked_lm": "masked language modeling",
+    "causal": "causal language modeling",
     "sentence_pairs": "next-sentence prediction",
     "next_sentence": "next-sentence prediction",
     "sentence_order": "sentence-order prediction",
@@ -191,6 +192,8 @@ def _each(values: Iterable[str]) -> str:
 
 
 def _masking_rate(stage: Stage) -> str:
+    if stage.is_causal:
+        return "none (causal)"
     data = stage.data
     first, last = data.mlm_probability, data.evaluated_mlm_probability
     rate = f"{first:g}" if first == last else f"{first:g} at the first step to {last:g} at the last"

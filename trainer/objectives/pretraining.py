@@ -141,7 +141,8 @@ class PretrainingModel(nn.Module):
         counts = torch.full((self.config.padded_vocab_size,), 0.5, dtype=torch.float64)
         counts[: len(token_counts)] += token_counts
         with torch.no_grad():
-            self.masked_lm.mlm_head.bias.copy_((counts / counts.sum()).log())
+            head = next(each.mlm_head for each in self.objectives.values() if isinstance(each, MaskedLM))
+            head.bias.copy_((counts / counts.sum()).log())
 
     def compile_blocks(self, backend: str = "inductor") -> None:
         """Compile each block, and what objectives compile, with torch.compile, for the shapes of each stage.
