@@ -61,9 +61,10 @@ class ToyModel(nn.Module):
             self.decoder(hidden).float().flatten(0, 1), labels_of(rows).flatten(), reduction="sum", ignore_index=-100
         )
 
-    def hidden_matrices(self) -> dict[torch.Tensor, int]:
+    def hidden_matrices(self) -> dict[torch.Tensor, tuple[int, ...]]:
         """As `PretrainingModel.hidden_matrices`."""
-        return {self.gated.weight: 2, self.dense.weight: 1}
+        half = self.gated.out_features // 2
+        return {self.gated.weight: (half, half), self.dense.weight: (self.dense.out_features,)}
 
 
 def labels_of(rows: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,7 @@ _HARMLESS = (
 _SHAPES = (
     *("family", "vocab_size", "pad_vocab_size_to_multiple_of", "hidden_size", "num_hidden_layers", "intermediate_size"),
     *("type_vocab_size", "position_embedding", "norm", "norm_position", "embedding_norm", "hidden_act", "bias"),
+    *("num_key_value_heads", "mlm_head", "tie_word_embeddings", "decoder_bias"),
 )
 """Settings of the model on which the shapes of parameters depend: no checkpoint fits after a change."""
 

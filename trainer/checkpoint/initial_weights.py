@@ -3,8 +3,8 @@
 Rank 0 reads a local folder, which `trainer/api.py` finds, and broadcasts the weights, so only it needs the folder.
 transformers loads them: it knows old names of weights, sharded files and models without heads. Only safetensors are
 read. Parameters that the checkpoint lacks keep their initial values and are listed. Rows that pad the vocabulary get a
-bias of `SHUT`, so the first loss is that of the checkpoint. If the checkpoint has a tokenizer, the shards must have the
-same one.
+bias of `SHUT`, so the first loss is that of the checkpoint; a decoder without a bias gets no such rows. If the
+checkpoint has a tokenizer, the shards must have the same one.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def load_initial_weights(
                 filled_up.append(f"{name} from row {len(weight):,} of {len(parameters[name]):,}")
         # Those of the checkpoint's rows that only pad are as trained; a decoder without a bias pads the same.
         num_rows = len(outcome.weights[_WORDS])
-        if MASKED_LM in model.objectives:
-            parameters["mlm_head.bias"][max(num_rows, model.config.vocab_size) :] = SHUT
+        if MASKED_LM in model.objectives and (bias := parameters.get("mlm_head.bias")) is not None:
+            bias[max(num_rows, model.config.vocab_size) :] = SHUT
     fresh = [name for name in parameters if name not in outcome.weights] + filled_up
     lines = [f"initializing from {storage.redact(source)}: {len(outcome.weights)} of {len(parameters)} tensors"]
     lines += [f"newly initialized (missing there): {', '.join(fresh)}"] if fresh else []
@@ -195,8 +195,15 @@ def _check_architecture(folder: Path, source: str, config: ModelSettings) -> Pub
     ]
     if theirs["vocab_size"] > config.padded_vocab_size:
         differences.append(f"model.vocab_size is {config.vocab_size} and there {theirs['vocab_size']}")
-    if not theirs.get("tie_word_embeddings", True):
-        differences.append("the MLM decoder is the word matrix and there a matrix of its own")
+    if not config.decoder_bias and config.padded_vocab_size > max(config.vocab_size, theirs["vocab_size"]):
+        differences.append(
+            f"model.pad_vocab_size_to_multiple_of={config.pad_vocab_size_to_multiple_of} adds rows to the "
+            f"{theirs['vocab_size']} there, which a decoder without a bias cannot keep out of the softmax"
+        )
+    if theirs.get("tie_word_embeddings", True) != config.tie_word_embeddings:
+        kinds = ("a matrix of its own", "the word matrix")
+        ours, there = kinds[config.tie_word_embeddings], kinds[not config.tie_word_embeddings]
+        differences.append(f"the MLM decoder is {ours} and there {there} (model.tie_word_embeddings)")
     if differences:
         raise UserError(
             f"init_from={address} is of another architecture: {'; '.join(differences)}",

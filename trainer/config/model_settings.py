@@ -33,6 +33,12 @@ class ModelSettings(Settings):
     hidden_size: PositiveInt = Field(768, le=2**17, description="width of the residual stream")
     num_hidden_layers: PositiveInt = Field(12, le=1_000, description="number of transformer blocks")
     num_attention_heads: PositiveInt = Field(12, le=2**17, description="attention heads per block; divides hidden_size")
+    num_key_value_heads: PositiveInt | None = Field(
+        None,
+        le=2**17,
+        description="heads of keys and values, each for a group of as many query heads (grouped-query attention); "
+        "divides num_attention_heads; by default as many",
+    )
     intermediate_size: PositiveInt = Field(3072, le=2**20, description="width of the feed-forward layer")
     max_position_embeddings: PositiveInt = Field(
         512, le=2**24, description="longest sequence that the model supports, in tokens"
@@ -48,10 +54,19 @@ class ModelSettings(Settings):
         "post", description="post: norm after each residual sum; pre: before each sublayer and after the last block"
     )
     embedding_norm: bool = Field(True, description="norm after the embeddings")
-    hidden_act: Literal["gelu", "geglu", "relu"] = Field(
-        "gelu", description="activation of the feed-forward layer; with geglu the MLM head uses gelu"
+    hidden_act: Literal["gelu", "geglu", "swiglu", "relu"] = Field(
+        "gelu",
+        description="activation of the feed-forward layer; with geglu the MLM head uses gelu, with swiglu silu",
     )
-    bias: bool = Field(True, description="biases in linear layers and LayerNorms; the MLM decoder always has one")
+    bias: bool = Field(True, description="biases in linear layers and LayerNorms; decoder_bias is that of the decoder")
+    mlm_head: Literal["dense", "linear"] = Field(
+        "dense",
+        description="MLM head. dense: linear layer, activation and norm before the decoder; linear: the decoder alone",
+    )
+    tie_word_embeddings: bool = Field(
+        True, description="the MLM decoder is the matrix of the word embeddings; false: a matrix of its own"
+    )
+    decoder_bias: bool = Field(True, description="bias of the MLM decoder, one per row of the vocabulary")
     local_attention: PositiveInt | None = Field(
         None, description="attention window of local layers in tokens, half of it to each side"
     )
@@ -110,6 +125,13 @@ class ModelSettings(Settings):
                 fix="choose a number of heads that divides it",
                 code="heads-do-not-divide-hidden-size",
             )
+        if self.num_attention_heads % self.key_value_heads:
+            raise SettingError(
+                f"model.num_attention_heads={self.num_attention_heads} is not a multiple of "
+                f"model.num_key_value_heads={self.num_key_value_heads}",
+                fix="choose a number of key and value heads that divides it",
+                code="key-value-heads-do-not-divide-heads",
+            )
         if self.position_embedding == "rotary" and self.head_size % 2:
             raise SettingError(
                 f"model.position_embedding=rotary needs heads of even size, and model.hidden_size={self.hidden_size} / "
@@ -164,10 +186,36 @@ class ModelSettings(Settings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _output_bias_exists(self) -> ModelSettings:
+        if self.output_bias == "frequencies" and not self.decoder_bias:
+            raise SettingError(
+                "model.output_bias=frequencies sets the bias of the MLM decoder, which model.decoder_bias=false leaves "
+                "out",
+                fix="set model.output_bias=zeros, or model.decoder_bias=true",
+                code="setting-without-effect",
+            )
+        return self
+
     @property
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Number of heads of keys and of values: `num_key_value_heads`, by default that of the queries."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def key_value_size(self) -> int:
+        """Width of all keys, or values, of a position together."""
+        return self.key_value_heads * self.head_size
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward layer multiplies its activated values with gates, so that it has three matrices."""
+        return self.hidden_act in ("geglu", "swiglu")
 
     @property
     def attention_kinds(self) -> tuple[Literal["global", "local"], ...]:

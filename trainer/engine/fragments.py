@@ -101,8 +101,8 @@ class Partition:
     """In the same order on every rank, including tensors of padding only."""
     shapes: Mapping[str, tuple[int, ...]]
     """Shapes of whole parameters by name, in one order on every rank."""
-    hidden_matrices: Mapping[str, int] = field(default_factory=dict)
-    """The weights of linear layers inside the blocks by name: how many matrices are stacked in the rows of each."""
+    hidden_matrices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The weights of linear layers inside the blocks by name: the rows of the matrices that are stacked in each."""
     device: torch.device | None = None
     """Device of the forward pass; the tensors may be elsewhere (`zero.offload_optimizer`)."""
     shared_by: Ranks | None = None
@@ -121,11 +121,11 @@ class AttachesPartition(Protocol):
 class HasBlocks(Protocol):
     """A model that says which of its weights are matrices inside the blocks."""
 
-    def hidden_matrices(self) -> dict[torch.Tensor, int]:
-        """The weights of the linear layers inside the blocks, and how many matrices are stacked in the rows of each."""
+    def hidden_matrices(self) -> dict[torch.Tensor, tuple[int, ...]]:
+        """The weights of the linear layers inside the blocks, and the rows of the matrices stacked in each."""
 
 
-def hidden_matrices_of(module: nn.Module) -> dict[str, int]:
+def hidden_matrices_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the trainable hidden matrices by name (`Partition.hidden_matrices`); empty for a model without blocks."""
     stacked = module.hidden_matrices() if isinstance(module, HasBlocks) else {}
     return {name: stacked[parameter] for name, parameter in _trainable(module) if parameter in stacked}

@@ -11,6 +11,7 @@ The iterations need whole matrices (`trainer/engine/whole_parameters.py`). Momen
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -43,7 +44,7 @@ class Muon(torch.optim.AdamW):
     def attach(self, partition: Partition) -> None:
         """Take the partition of the parameters; all ranks together if they share parameters."""
         self._matrices = WholeParameters(partition, partition.hidden_matrices, self._dtype)
-        self._shapes, self._stacked = partition.shapes, partition.hidden_matrices
+        self._shapes, self._rows = partition.shapes, partition.hidden_matrices
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -69,17 +70,23 @@ class Muon(torch.optim.AdamW):
             return fragment.range_of(gradient).lerp(fragment.range_of(momentum), self._momentum)
 
         for fragment, update in self._matrices.apply(tensor, look_ahead, self._direction):
-            rate = group["lr"] * RMS_OF_ADAMW * math.sqrt(max(self._stack(fragment.name)[1:]))
+            # Keys and values of grouped attention have fewer rows than columns; queries have as many, so the largest
+            # side of all three is the same.
+            largest_side = max(*self._rows[fragment.name], self._shapes[fragment.name][1])
+            rate = group["lr"] * RMS_OF_ADAMW * math.sqrt(largest_side)
             weight = fragment.range_of(tensor)
             weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(update.to(weight), alpha=-rate)
 
     def _direction(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        return orthogonalized(weight.view(self._stack(name)))
-
-    def _stack(self, name: str) -> tuple[int, int, int]:
-        """Return number, rows and columns of the matrices in a weight."""
-        rows, columns = self._shapes[name]
-        return self._stacked[name], rows // self._stacked[name], columns
+        """Orthogonalize each matrix; those that follow each other with equal rows in one call."""
+        columns = weight.shape[1]
+        alike = [(rows, len([*group])) for rows, group in itertools.groupby(self._rows[name])]
+        parts = weight.split([rows * number for rows, number in alike])
+        results = [
+            orthogonalized(part.view(number, rows, columns)).flatten(0, 1)
+            for (rows, number), part in zip(alike, parts, strict=True)
+        ]
+        return torch.cat(results) if len(results) > 1 else results[0]
 
 
 def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:

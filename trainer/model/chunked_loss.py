@@ -36,7 +36,11 @@ def rows_per_chunk(num_rows: int, vocab_size: int) -> int:
 
 
 def chunked_loss(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor, chunk_rows: int | None = None
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    chunk_rows: int | None = None,
 ) -> torch.Tensor:
     """Return the sum of the cross-entropies of `hidden @ weight.T + bias`, () float32, over targets other than -100.
 
@@ -46,7 +50,7 @@ def chunked_loss(
     Args:
         hidden: (P, hidden_size).
         weight: (V, hidden_size), of the same dtype as `hidden`.
-        bias: (V,).
+        bias: (V,), or None.
         targets: (P,) int64.
         chunk_rows: `rows_per_chunk` by default.
     """
@@ -62,7 +66,7 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,
-        bias: torch.Tensor,
+        bias: torch.Tensor | None,
         targets: torch.Tensor,
         chunk_rows: int,
         with_gradients: bool,
@@ -70,9 +74,10 @@ class _ChunkedLoss(torch.autograd.Function):
         exact = torch.promote_types(hidden.dtype, torch.float32)
         loss_sum = torch.zeros((), dtype=torch.float32, device=hidden.device)
         of_hidden = []
-        of_weight, of_bias = (torch.zeros_like(each, dtype=exact) for each in (weight, bias))
+        of_weight = torch.zeros_like(weight, dtype=exact)
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
         for rows, labels in zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True):
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() and of_bias is not None:
                 # Inductor sums the bias's gradient over all chunks in one kernel, for which all logits' gradients wait
                 # in memory, unless a chunk depends on the sum of those before.
                 rows = rows.masked_fill(of_bias[0].isnan(), torch.nan)
@@ -84,9 +89,10 @@ class _ChunkedLoss(torch.autograd.Function):
                     of_weight.addmm_(of_logits.T, rows)
                 else:
                     of_weight += of_logits.T @ rows
-                of_bias += of_logits.sum(0, dtype=exact)
+                if of_bias is not None:
+                    of_bias += of_logits.sum(0, dtype=exact)
             del of_logits
-        ctx.dtypes = hidden.dtype, weight.dtype, bias.dtype
+        ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         if with_gradients:
             ctx.save_for_backward(torch.cat(of_hidden), of_weight, of_bias)
         return loss_sum
@@ -94,15 +100,15 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if torch.compiler.is_compiling():
-            scaled = [gradient * factor for gradient in ctx.saved_tensors]
+            scaled = [None if each is None else each * factor for each in ctx.saved_tensors]
         else:  # in place: a copy of the weight's gradient may be as large as a chunk
-            scaled = [gradient.mul_(factor) for gradient in ctx.saved_tensors]
-        of_hidden, of_weight, of_bias = (each.to(dtype) for each, dtype in zip(scaled, ctx.dtypes, strict=True))
-        return of_hidden, of_weight, of_bias, None, None, None
+            scaled = [None if each is None else each.mul_(factor) for each in ctx.saved_tensors]
+        rounded = (None if each is None else each.to(dtype) for each, dtype in zip(scaled, ctx.dtypes, strict=True))
+        return *rounded, None, None, None
 
 
 def _differentiate(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the losses (n, 1) of n rows, and the gradient of their sum by the logits, (n, V)."""
     logits = F.linear(rows, weight, bias)

@@ -52,13 +52,23 @@ def hugging_face_config(
 def to_hugging_face(weights: Mapping[str, torch.Tensor], family: PublishedFamily) -> dict[str, torch.Tensor]:
     """Rename `weights` (those of `PretrainingModel`) to transformers' names, and split what is several tensors there.
 
-    Works for anything of a parameter's shape, gradients too. The tied decoder has no entry of its own.
+    Works for anything of a parameter's shape, gradients too. A tied decoder has no entry of its own.
     """
     converted: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
         targets = family.tensor_names(name)
-        converted.update(zip(targets, tensor.chunk(len(targets)), strict=True))
+        converted.update(zip(targets, tensor.split(_rows(tensor, len(targets))), strict=True))
     return converted
+
+
+def _rows(tensor: torch.Tensor, number: int) -> list[int]:
+    """Return the rows of the matrices that a weight or bias is cut into: of equal height, but for queries, keys and
+    values of grouped attention, where queries are square and the others share the rest."""
+    height = len(tensor)
+    if number == 3 and tensor.dim() == 2 and height < 3 * tensor.shape[1]:
+        rest = height - tensor.shape[1]
+        return [tensor.shape[1], rest // 2, rest // 2]
+    return [height // number] * number
 
 
 def from_hugging_face(

@@ -18,12 +18,17 @@ from trainer.model.attention import AttentionLayout, attend, split_qkv
 from trainer.model.chunked_loss import chunked_loss
 from trainer.model.positions import build_position_embeddings, rotate
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"gelu": F.gelu, "geglu": F.gelu, "relu": F.relu}
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "geglu": F.gelu,
+    "swiglu": F.silu,
+    "relu": F.relu,
+}
 """Activations of the feed-forward layer and of the MLM head; GELU is the exact one (erf)."""
 
 
 class WordEmbeddings(nn.Embedding):
-    """The word matrix (padded_vocab_size, hidden_size): the input table, and the decoder of the MLM head.
+    """The word matrix (padded_vocab_size, hidden_size): the input table, and the tied decoder of the MLM head.
 
     All uses are calls of this one module, because DeepSpeed ZeRO-3 gathers a module's own weights around its
     call. [PAD], whichever id it is, gets no gradient through the table: no loss depends on padding.
@@ -32,13 +37,34 @@ class WordEmbeddings(nn.Embedding):
     def forward(
         self, input: torch.Tensor, decoder_bias: torch.Tensor | None = None, labels: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Ids (T,) to embeddings (T, hidden_size); with `decoder_bias`, hidden states (P, hidden_size) to
-        logits (P, padded_vocab_size); with `labels` (P,) too, to the sum of their losses, made in chunks."""
-        if decoder_bias is None:
-            return super().forward(input)
-        if labels is None:
-            return F.linear(input, self.weight, decoder_bias)
-        return chunked_loss(input, self.weight, decoder_bias, labels)
+        """Ids (T,) to embeddings (T, hidden_size); hidden states (P, hidden_size), which are no integers, as
+        `Decoder` does."""
+        if input.is_floating_point():
+            return decode(input, self.weight, decoder_bias, labels)
+        return super().forward(input)
+
+
+class Decoder(nn.Linear):
+    """The decoder of the MLM head as a matrix of its own, (padded_vocab_size, hidden_size)."""
+
+    def __init__(self, config: ModelSettings) -> None:
+        super().__init__(config.hidden_size, config.padded_vocab_size, bias=False)  # the head has the bias
+
+    def forward(
+        self, input: torch.Tensor, decoder_bias: torch.Tensor | None = None, labels: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Hidden states (P, hidden_size) to logits (P, padded_vocab_size); with `labels` (P,) to the sum of their
+        losses, made in chunks."""
+        return decode(input, self.weight, decoder_bias, labels)
+
+
+def decode(
+    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the logits (P, V), or with `labels` (P,) the sum of their losses, made in chunks."""
+    if labels is None:
+        return F.linear(hidden_states, weight, bias)
+    return chunked_loss(hidden_states, weight, bias, labels)
 
 
 class TokenTypeEmbeddings(nn.Embedding):
@@ -78,29 +104,42 @@ class InputEmbeddings(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention within each sequence, with one product for queries, keys and values."""
+    """Multi-head self-attention within each sequence, with one product for queries, keys and values.
+
+    With fewer heads of keys and values, each serves a group of query heads that follow each other (Ainslie et al.
+    2023). They are repeated for attention, whose kernels have no groups: `varlen_attn` has them since torch 2.13.
+    """
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
-        self.num_heads, self.head_size = config.num_attention_heads, config.head_size
+        self.heads = (config.num_attention_heads, config.key_value_heads, config.key_value_heads)
+        """Of queries, keys and values."""
+        self.head_size = config.head_size
         self.dropout_probability = config.attention_probs_dropout_prob
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
+        self.qkv = nn.Linear(config.hidden_size, sum(self.heads) * self.head_size, bias=config.bias)
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
 
     def forward(self, hidden_states: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
         """(T, hidden_size) to (T, hidden_size)."""
-        qkv = self.qkv(hidden_states).unflatten(-1, (3, self.num_heads, self.head_size))  # (T, 3, heads, size)
-        query, key, value = split_qkv(qkv)
+        qkv = self.qkv(hidden_states)
+        group_size = self.heads[0] // self.heads[1]
+        if group_size == 1:
+            query, key, value = split_qkv(qkv.unflatten(-1, (3, self.heads[0], self.head_size)))  # (T, heads, size)
+        else:
+            query, key, value = qkv.unflatten(-1, (-1, self.head_size)).split(self.heads, dim=1)
         if layout.rotation is not None:
             query, key = rotate(query, layout.rotation), rotate(key, layout.rotation)
+        if group_size > 1:
+            key, value = (heads.repeat_interleave(group_size, dim=1) for heads in (key, value))
         dropout = self.dropout_probability if self.training else 0.0
         attended = attend(query, key, value, layout, dropout)  # (T, heads, size)
         output: torch.Tensor = self.output(attended.flatten(1))
         return output
 
-    def matrices(self) -> dict[torch.Tensor, int]:
-        """The weights, and how many matrices are stacked in the rows of each: those of queries, keys and values."""
-        return {self.qkv.weight: 3, self.output.weight: 1}
+    def matrices(self) -> dict[torch.Tensor, tuple[int, ...]]:
+        """The weights, and the rows of the matrices stacked in each: those of queries, keys and values."""
+        rows = tuple(heads * self.head_size for heads in self.heads)
+        return {self.qkv.weight: rows, self.output.weight: (self.output.out_features,)}
 
 
 class FeedForward(nn.Module):
@@ -117,16 +156,18 @@ class FeedForward(nn.Module):
         hidden_states = self.output(self.activation(self.intermediate(hidden_states)))
         return hidden_states
 
-    def matrices(self) -> dict[torch.Tensor, int]:
-        """The weights, and how many matrices are stacked in the rows of each."""
-        return {self.intermediate.weight: 1, self.output.weight: 1}
+    def matrices(self) -> dict[torch.Tensor, tuple[int, ...]]:
+        """The weights, and the rows of the matrices stacked in each."""
+        return {each.weight: (each.out_features,) for each in (self.intermediate, self.output)}
 
 
 class GatedFeedForward(nn.Module):
-    """GeGLU (Shazeer 2020): one linear layer gives values and gates, GELU is on the values; ModernBERT drops here."""
+    """GeGLU or SwiGLU (Shazeer 2020): one linear layer gives values and gates, and the activation, GELU or SiLU, is on
+    the values; ModernBERT drops here."""
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
+        self.activation = ACTIVATIONS[config.hidden_act]
         self.intermediate = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.bias)
         self.dropout = nn.Dropout(config.sublayer_dropouts.feed_forward_inner)
         self.output = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
@@ -134,17 +175,18 @@ class GatedFeedForward(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(T, hidden_size) to (T, hidden_size)."""
         values, gates = self.intermediate(hidden_states).chunk(2, dim=-1)
-        hidden_states = self.output(self.dropout(F.gelu(values) * gates))
+        hidden_states = self.output(self.dropout(self.activation(values) * gates))
         return hidden_states
 
-    def matrices(self) -> dict[torch.Tensor, int]:
-        """The weights, and how many matrices are stacked in the rows of each: those of values and gates."""
-        return {self.intermediate.weight: 2, self.output.weight: 1}
+    def matrices(self) -> dict[torch.Tensor, tuple[int, ...]]:
+        """The weights, and the rows of the matrices stacked in each: those of values and gates."""
+        inner = self.output.in_features
+        return {self.intermediate.weight: (inner, inner), self.output.weight: (self.output.out_features,)}
 
 
 def build_feed_forward(config: ModelSettings) -> nn.Module:
     """Return the feed-forward layer that `hidden_act` names."""
-    return GatedFeedForward(config) if config.hidden_act == "geglu" else FeedForward(config)
+    return GatedFeedForward(config) if config.is_gated else FeedForward(config)
 
 
 def build_norm(config: ModelSettings) -> nn.Module:

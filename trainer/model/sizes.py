@@ -15,10 +15,11 @@ Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 FLOPS_FORMULA = (
-    "6 * num_hidden_layers * (4 * hidden_size**2 + num_feed_forward_matrices * hidden_size * intermediate_size)"
+    "6 * num_hidden_layers * (2 * hidden_size**2 + 2 * hidden_size * key_value_size"
+    " + num_feed_forward_matrices * hidden_size * intermediate_size)"
     " + 12 * hidden_size * (num_global_layers * sequence_length"
     " + num_local_layers * min(sequence_length, local_attention))"
-    " + mlm_probability * 6 * (hidden_size**2 + hidden_size * padded_vocab_size)"
+    " + mlm_probability * 6 * (num_dense_matrices * hidden_size**2 + hidden_size * padded_vocab_size)"
 )
 """What `flops_per_token` computes without sentence pairs and without a causal mask, for reports."""
 
@@ -48,13 +49,15 @@ def flops_per_token(
     is not counted: it is no useful work.
     """
     hidden = config.hidden_size
-    matrices = 4 * hidden**2 + (3 if config.hidden_act == "geglu" else 2) * hidden * config.intermediate_size
+    matrices = 2 * hidden**2 + 2 * hidden * config.key_value_size
+    matrices += (3 if config.is_gated else 2) * hidden * config.intermediate_size
+    num_dense = int(config.mlm_head == "dense")
     window = min(sequence_length, config.local_attention or 0)
     num_global, num_local = (config.attention_kinds.count(kind) for kind in ("global", "local"))
     flops = (
         6 * config.num_hidden_layers * matrices
         + (6 if is_causal else 12) * hidden * (num_global * sequence_length + num_local * window)
-        + mlm_probability * 6 * (hidden**2 + hidden * config.padded_vocab_size)
+        + mlm_probability * 6 * (num_dense * hidden**2 + hidden * config.padded_vocab_size)
     )
     return flops + (6 * (hidden**2 + 2 * hidden) / sequence_length if next_sentence else 0.0)
 
@@ -133,7 +136,8 @@ def activation_bytes(
 
     - embeddings: the sum before their norm (hidden_size)
     - attention, a block: input, q, k, v and the attended values (5 hidden_size); rotary positions keep the turned q and
-      k besides (2 hidden_size); and in float32 the log-sum-exp of every head
+      k besides (2 hidden_size); and in float32 the log-sum-exp of every head. If k and v are repeated for groups of
+      heads, the 5 have them repeated, and as they were (2 key_value_size) they stay with a q that is not turned only
     - feed_forward, a block: input (hidden_size), and what the activation takes and gives (2 intermediate_size), or with
       a gate values, gates, the activated values and the product (4 intermediate_size)
     - norms: the input of every norm in and after the blocks (hidden_size)
@@ -148,15 +152,16 @@ def activation_bytes(
     attention_mask = hidden if dropouts.attention_output else 0
     feed_forward_mask = config.intermediate_size if dropouts.feed_forward_inner else 0
     feed_forward_mask += hidden if dropouts.feed_forward_output else 0
-    rotated = 2 * hidden if config.position_embedding == "rotary" else 0
-    inner = (4 if config.hidden_act == "geglu" else 2) * config.intermediate_size
+    is_rotary, is_grouped = config.position_embedding == "rotary", config.key_value_size < hidden
+    besides = 2 * (hidden if not is_grouped else config.key_value_size) if is_rotary != is_grouped else 0
+    inner = (4 if config.is_gated else 2) * config.intermediate_size
     num_final_norms = int(config.norm_position == "pre")
     kept_blocks = 1 if activation_checkpointing else layers
     kept_norms = math.ceil(num_block_norms(config) / layers) if activation_checkpointing else num_block_norms(config)
     per_position = {
         "embeddings": config.embedding_norm * number_bytes * hidden + embedding_mask,
         "attention": kept_blocks
-        * (number_bytes * (5 * hidden + rotated) + 4 * config.num_attention_heads + attention_mask),
+        * (number_bytes * (5 * hidden + besides) + 4 * config.num_attention_heads + attention_mask),
         "feed_forward": kept_blocks * (number_bytes * (hidden + inner) + feed_forward_mask),
         "norms": (kept_norms + num_final_norms) * number_bytes * hidden,
         "checkpoints": layers * number_bytes * hidden if activation_checkpointing else 0,

@@ -10,7 +10,7 @@ from torch import nn
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
 from trainer.model.chunked_loss import is_chunked, rows_per_chunk
-from trainer.model.layers import ACTIVATIONS, WordEmbeddings, build_norm
+from trainer.model.layers import ACTIVATIONS, Decoder, WordEmbeddings, build_norm
 from trainer.objectives.objective import EncodedBatch, Objective, Scores, Sums
 
 
@@ -86,7 +86,8 @@ def _score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Ten
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Dense, activation and norm, then the tied decoder (the word matrix) and a bias per vocabulary row.
+    """Dense, activation and norm (nothing in a `linear` head), then the decoder: the word matrix or one of its own, and
+    a bias per vocabulary row or none.
 
     The rows that pad the vocabulary (`padded_vocab_size > vocab_size`) are never a target. They take part in the
     softmax, and training drives them down. An export keeps them, so its losses equal those of training.
@@ -94,10 +95,13 @@ class MaskedLanguageModelHead(nn.Module):
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
-        self.activation = ACTIVATIONS[config.hidden_act]
-        self.norm = build_norm(config)
-        self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
+        self.has_dense, self.num_rows = config.mlm_head == "dense", config.padded_vocab_size
+        if self.has_dense:
+            self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
+            self.activation = ACTIVATIONS[config.hidden_act]
+            self.norm = build_norm(config)
+        self.decoder = None if config.tie_word_embeddings else Decoder(config)
+        self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size)) if config.decoder_bias else None
 
     def forward(
         self, hidden_states: torch.Tensor, word_embeddings: WordEmbeddings, labels: torch.Tensor | None = None
@@ -107,12 +111,14 @@ class MaskedLanguageModelHead(nn.Module):
         With `labels` (P,) the result is the sum of their losses, for which many logits are computed in chunks
         (`is_chunked`).
         """
-        transformed = self.norm(self.activation(self.dense(hidden_states)))
+        if self.has_dense:
+            hidden_states = self.norm(self.activation(self.dense(hidden_states)))
+        decoder = self.decoder or word_embeddings
         result: torch.Tensor
-        if labels is not None and is_chunked(len(labels), len(self.bias), transformed.dtype):
-            result = word_embeddings(transformed, self.bias, labels)
+        if labels is not None and is_chunked(len(labels), self.num_rows, hidden_states.dtype):
+            result = decoder(hidden_states, self.bias, labels)
         else:
-            result = word_embeddings(transformed, self.bias)
+            result = decoder(hidden_states, self.bias)
             if labels is not None:
                 result = F.cross_entropy(result.float(), labels, ignore_index=IGNORED, reduction="sum")
         return result

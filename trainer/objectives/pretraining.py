@@ -115,13 +115,12 @@ class PretrainingModel(nn.Module):
                 objective.initialize()
         check_trained(self.objectives)
 
-    def hidden_matrices(self) -> dict[torch.Tensor, int]:
-        """Return the weights of the linear layers inside the blocks, and how many matrices are stacked in the rows of
-        each.
+    def hidden_matrices(self) -> dict[torch.Tensor, tuple[int, ...]]:
+        """Return the weights of the linear layers inside the blocks, and the rows of the matrices stacked in each.
 
         They are what Muon updates (`trainer/engine/muon.py`); embeddings, norms, biases and heads are the others.
         """
-        matrices: dict[torch.Tensor, int] = {}
+        matrices: dict[torch.Tensor, tuple[int, ...]] = {}
         for module in self.encoder.layers.modules():
             if isinstance(module, SelfAttention | FeedForward | GatedFeedForward):
                 matrices |= module.matrices()
@@ -140,9 +139,10 @@ class PretrainingModel(nn.Module):
         """
         counts = torch.full((self.config.padded_vocab_size,), 0.5, dtype=torch.float64)
         counts[: len(token_counts)] += token_counts
+        bias = next(each.mlm_head.bias for each in self.objectives.values() if isinstance(each, MaskedLM))
+        assert bias is not None, "the settings refuse frequencies without a decoder bias"
         with torch.no_grad():
-            head = next(each.mlm_head for each in self.objectives.values() if isinstance(each, MaskedLM))
-            head.bias.copy_((counts / counts.sum()).log())
+            bias.copy_((counts / counts.sum()).log())
 
     def compile_blocks(self, backend: str = "inductor") -> None:
         """Compile each block, and what objectives compile, with torch.compile, for the shapes of each stage.

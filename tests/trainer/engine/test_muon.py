@@ -16,8 +16,8 @@ from trainer.engine.fragments import Fragment, Partition, undivided
 from trainer.engine.muon import Muon, orthogonalized
 from trainer.engine.whole_parameters import choose_owners
 
-SHAPES = {"wide": (6, 16), "stacked": (24, 8), "tall": (20, 5), "embedding": (9, 4)}
-STACKED = {"wide": 1, "stacked": 3, "tall": 1}
+SHAPES = {"wide": (6, 16), "stacked": (24, 8), "grouped": (12, 8), "tall": (20, 5), "embedding": (9, 4)}
+STACKED = {"wide": (6,), "stacked": (8, 8, 8), "grouped": (8, 2, 2), "tall": (20,)}
 RATE, BETAS, EPS, DECAY, MOMENTUM = 0.02, (0.9, 0.95), 1e-6, 0.1, 0.95
 STEPS = 4
 
@@ -51,10 +51,10 @@ def trained(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
 
 def trained_by_torch(optimizer_class: type, name: str, **options: object) -> torch.Tensor:
     """A weight after the same steps with an optimizer of torch, each of its stacked matrices a parameter."""
-    parts = [torch.nn.Parameter(part) for part in tensors_of(0)[name].chunk(STACKED.get(name, 1))]
+    parts = [torch.nn.Parameter(part) for part in tensors_of(0)[name].split(STACKED.get(name, SHAPES[name][:1]))]
     optimizer = optimizer_class(parts, lr=RATE, weight_decay=DECAY, **options)
     for step in range(STEPS):
-        for part, gradient in zip(parts, tensors_of(1 + step)[name].chunk(len(parts)), strict=True):
+        for part, gradient in zip(parts, tensors_of(1 + step)[name].split([*map(len, parts)]), strict=True):
             part.grad = gradient.clone()
         optimizer.step()
     return torch.cat(parts).detach()
@@ -70,10 +70,10 @@ def newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", STACKED)
 def test_in_fp32_a_matrix_is_updated_as_the_formulas_say_to_1e_6(name):
-    weights = list(tensors_of(0)[name].double().chunk(STACKED[name]))
+    weights = list(tensors_of(0)[name].double().split(STACKED[name]))
     momenta = [torch.zeros_like(weight) for weight in weights]
     for step in range(STEPS):
-        for number, gradient in enumerate(tensors_of(1 + step)[name].double().chunk(STACKED[name])):
+        for number, gradient in enumerate(tensors_of(1 + step)[name].double().split(STACKED[name])):
             momenta[number] = MOMENTUM * momenta[number] + (1 - MOMENTUM) * gradient
             direction = newton_schulz(MOMENTUM * momenta[number] + (1 - MOMENTUM) * gradient)
             scale = 0.2 * math.sqrt(max(direction.shape))

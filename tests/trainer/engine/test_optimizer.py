@@ -72,8 +72,8 @@ class Blocks(nn.Module):
         self.frozen = nn.Linear(4, 4).requires_grad_(False)
         self.decoder = nn.Linear(4, 7)
 
-    def hidden_matrices(self) -> dict[torch.Tensor, int]:
-        return {self.gated.weight: 2, self.frozen.weight: 1}
+    def hidden_matrices(self) -> dict[torch.Tensor, tuple[int, ...]]:
+        return {self.gated.weight: (3, 3), self.frozen.weight: (4,)}
 
 
 def test_muon_has_the_matrices_inside_the_blocks_and_adamw_the_rest():

@@ -235,8 +235,8 @@ def test_hidden_matrices_are_the_blocks_weights_of_two_dimensions(family, tiny_c
     assert names == in_blocks and len(names) == 4 * config.num_hidden_layers
     width, inner = config.hidden_size, config.intermediate_size
     per_block = [(width, width)] * 4 + [(inner, width)] * (2 if family == "modern" else 1) + [(width, inner)]
-    stacked = [(len(parameter) // number, parameter.shape[1]) for parameter, number in matrices.items()]
-    found = [shape for shape, number in zip(stacked, matrices.values(), strict=True) for _ in range(number)]
+    found = [(rows, parameter.shape[1]) for parameter, stacked in matrices.items() for rows in stacked]
+    assert all(sum(stacked) == len(parameter) for parameter, stacked in matrices.items())
     assert sorted(found) == sorted(per_block * config.num_hidden_layers)
 
 

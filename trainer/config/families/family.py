@@ -27,6 +27,14 @@ class Rule(NamedTuple):
     reason: str
 
 
+DENSE_TIED_HEAD: Mapping[str, Rule] = {
+    "mlm_head": Rule(("dense",), "its MLM head begins with a dense layer, an activation and a norm"),
+    "tie_word_embeddings": Rule((True,), "its MLM decoder is the word matrix"),
+    "decoder_bias": Rule((True,), "its MLM decoder has a bias"),
+}
+"""The MLM head of BERT, which later families took over."""
+
+
 class SublayerDropouts(NamedTuple):
     """Dropout probabilities within a block, without that on the attention probabilities."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from trainer.config.families.bert import Bert
+from trainer.config.families.eurobert import EuroBert
 from trainer.config.families.family import Custom, Family, PublishedFamily
 from trainer.config.families.modernbert import ModernBert
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (Bert(), ModernBert(), Custom())}
+FAMILIES: dict[str, Family] = {family.name: family for family in (Bert(), ModernBert(), EuroBert(), Custom())}
 
 
 def published_families() -> list[PublishedFamily]:

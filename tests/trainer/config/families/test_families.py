@@ -22,7 +22,6 @@ from trainer.checkpoint.initial_weights import load_initial_weights
 from trainer.checkpoint.writer import ALONE
 from trainer.config.families.bert import Bert
 from trainer.config.families.family import PublishedFamily
-from trainer.config.families.modernbert import ModernBert
 from trainer.config.families.registry import FAMILIES
 from trainer.config.model_settings import ModelSettings
 from trainer.config.run_config import RunConfig
@@ -141,6 +140,9 @@ VARIANTS = {
         "global_attn_every_n_layers": 1,
         "global_rope_theta": 500.0,
     },
+    "eurobert with 1 key head": {"family": "eurobert", "num_key_value_heads": 1},
+    "eurobert with 2 key heads, tied": {"family": "eurobert", "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "eurobert with 4 key heads": {"family": "eurobert"},
     "a family added by a test": {"family": "ernie"},
 }
 SIZES = {
@@ -194,8 +196,13 @@ def test_logits_losses_and_every_gradient_agree(both):
             assert_near(gradient, expected[name], name)
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert"])
-@pytest.mark.parametrize(("hidden", "attention"), [(0.3, 0.0), (0.0, 0.3), (0.3, 0.3)])
+@pytest.mark.parametrize(
+    ("name", "hidden", "attention"),
+    [
+        *((name, *each) for name in ("bert", "modernbert") for each in ((0.3, 0.0), (0.0, 0.3), (0.3, 0.3))),
+        ("eurobert", 0.0, 0.3),
+    ],
+)
 def test_dropout_is_where_transformers_has_it(make_model, make_documents, pack, name, hidden, attention):
     """With the same seed both draw the same masks, where they draw at the same places in the same order."""
     probabilities = {"hidden_dropout_prob": hidden, "attention_probs_dropout_prob": attention}
@@ -232,13 +239,15 @@ def test_correct_counts_agree(both):
         )
 
 
-@pytest.mark.parametrize("family", [Bert(), ModernBert()], ids=["bert", "modernbert"])
-def test_weights_survive_the_way_there_and_back(make_model, family):
-    config = ModelSettings(**SIZES, family=family.name)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_weights_survive_the_way_there_and_back(make_model, variant):
+    config = ModelSettings(**SIZES, **VARIANTS[variant])
+    family = family_of(config)
     weights = make_model(config, family.pairs_class is not None).state_dict()
     converted = to_hugging_face(weights, family)
-    # In BERT a QKV matrix and its bias are three each.
-    assert len(converted) == len(weights) + (4 * config.num_hidden_layers if family.name == "bert" else 0)
+    # In BERT a QKV matrix and its bias are three each; in EuroBERT it has no bias, and values and gates are two.
+    more = {"modernbert": 0, "eurobert": 3}.get(family.name, 4)
+    assert len(converted) == len(weights) + more * config.num_hidden_layers
     restored, lacking = from_hugging_face(converted, weights, family)
     assert not lacking and restored.keys() == weights.keys()
     assert all(torch.equal(restored[name], weights[name]) for name in weights)
