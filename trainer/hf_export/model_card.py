@@ -65,7 +65,7 @@ def model_card(name: str, config: RunConfig, facts: TrainingFacts, tokenizer: To
             "## Training\n\n" + _training(config, facts, tokenizer),
             "## Data\n\n" + _data(facts),
             "## Evaluation\n\n" + _evaluation(facts),
-            "## Intended use and limits\n\n" + _limits(config),
+            "## Intended use and limits\n\n" + _limits(config, facts),
         ]
     )
 
@@ -166,8 +166,15 @@ def _evaluation(facts: TrainingFacts) -> str:
     return "On held-out documents of the same data:\n\n" + "\n".join(lines) + ending
 
 
-def _limits(config: RunConfig) -> str:
-    return (
+def _limits(config: RunConfig, facts: TrainingFacts) -> str:
+    stage = None if facts.step is None else config.stage_of(facts.step)
+    causal = (
+        f"These weights are of a causal stage (step {facts.step:,}): they predict the next token, and fill masks only "
+        "after training with masks. "
+        if stage is not None and stage.is_causal
+        else ""
+    )
+    return causal + (
         "Intended for fill-mask, for fine-tuning on tasks over text, and for sentence embeddings after fine-tuning. "
         "The model does not generate text, and it was not evaluated for any use that affects people. It reflects its "
         "training text with its errors and biases, and does not know languages and subjects outside it. Truncate text "
