@@ -104,7 +104,7 @@ def test_both_stages_are_exported_as_one_encoder_and_a_decoder_alone_is_refused(
         cards.append((export / "README.md").read_text())
     assert all("causal language modeling" in card and "masking rate: none (causal), 0.15" in card for card in cards)
     assert ["are of a causal stage" in card for card in cards] == [True, False]
-    alone = training(*FAMILY, "objectives=[{name: causal}]", "training.max_steps=2", "evaluation.every_steps=2")
+    alone = training(*FAMILY, "objectives=[{name: causal}]", "training.max_steps=4", "evaluation.every_steps=4")
     output = plain_ranks.run(alone, 1)
     assert "causal loss" in output and "mlm loss" not in output
     with pytest.raises(UserError, check=coded("export-without-masked-lm"), match="causal"):
