@@ -74,6 +74,26 @@ def test_row_25_a_run_goes_on_with_another_number_of_ranks_and_another_stage(
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_grouped_attention_and_a_decoder_of_its_own_resume_bitwise_and_move_between_ranks_and_stages(
+    training, optimizer
+):
+    """Muon's matrices of queries, keys and values have different heights, and ZeRO cuts them anywhere."""
+    model = ("model.family=eurobert", "model.num_key_value_heads=1", "data.sentence_pairs=none")
+    settings = (*MOVED, *model, f"optimizer.name={optimizer}")
+    straight, resumed, moved = (training(*settings) for _ in range(3))
+    plain_ranks.run(straight, 2, "zero.stage=2")
+    for one, ranks, stage in ((resumed, 2, 2), (moved, 1, 3)):
+        killed = plain_ranks.start(one, ranks, f"zero.stage={stage}", trouble={"kill": {"rank": 0, "step": 9}})
+        assert -signal.SIGKILL in plain_ranks.finish(killed)
+    assert "resuming after step 6" in plain_ranks.run(resumed, 2, "zero.stage=2")
+    assert "resuming after step 6" in plain_ranks.run(moved, 2, "zero.stage=1")
+    expected = losses(straight)
+    assert len(expected) == 12 and losses(resumed) == expected
+    assert losses(moved) == pytest.approx(expected, rel=2e-5)
+
+
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_minimal_pairs_do_not_disturb_the_run(training, tmp_path, precision):
     """Bitwise the same losses with and without; the accuracy is a metric, and one that `keep_best` goes by."""

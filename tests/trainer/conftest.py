@@ -65,6 +65,22 @@ def modern_config() -> ModelSettings:
 
 
 @pytest.fixture
+def euro_config() -> ModelSettings:
+    """Four query heads, of which two share keys and values; a decoder of its own, without a bias."""
+    return ModelSettings(
+        family="eurobert",
+        vocab_size=61,
+        pad_vocab_size_to_multiple_of=16,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=32,
+    )
+
+
+@pytest.fixture
 def make_model() -> Callable[..., PretrainingModel]:
     """A model whose norms and biases are not at their initial ones and zeros, so that nothing cancels unseen."""
 

@@ -88,10 +88,13 @@ def _description(config: RunConfig, has_pairs: bool) -> str:
     built_in = tuple(each for each in config.all_objectives if not each.is_own)
     own = [f"`{each.name}`" for each in config.all_objectives if each.is_own]
     left_out = f" The heads of {', '.join(own)} are not part of this directory." if own else ""
+    heads = f"{model.num_attention_heads} heads"
+    if model.key_value_heads < model.num_attention_heads:
+        heads += f" ({model.key_value_heads} of keys and values)"
     tasks = " and ".join(_TASKS.get(each.task or each.name, f"`{each.name}`") for each in config.all_objectives)
     return (
         f"A {_family(config).title} encoder pretrained with clozeworks by {tasks}: "
-        f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads, "
+        f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {heads}, "
         f"feed-forward size {model.intermediate_size}, trained on sequences of up to {config.longest_sequence} tokens, "
         f"{num_parameters(model, built_in):,} parameters.{left_out}"
     )

@@ -136,8 +136,9 @@ def activation_bytes(
 
     - embeddings: the sum before their norm (hidden_size)
     - attention, a block: input, q, k, v and the attended values (5 hidden_size); rotary positions keep the turned q and
-      k besides (2 hidden_size); and in float32 the log-sum-exp of every head. If k and v are repeated for groups of
-      heads, the 5 have them repeated, and as they were (2 key_value_size) they stay with a q that is not turned only
+      k besides (2 hidden_size); and in float32 the log-sum-exp of every head. Where k and v are repeated for groups of
+      heads, the 5 hidden_size count them repeated, and their tensor (2 key_value_size) stays only if q is a part of it,
+      which a turned q is not
     - feed_forward, a block: input (hidden_size), and what the activation takes and gives (2 intermediate_size), or with
       a gate values, gates, the activated values and the product (4 intermediate_size)
     - norms: the input of every norm in and after the blocks (hidden_size)
@@ -153,7 +154,8 @@ def activation_bytes(
     feed_forward_mask = config.intermediate_size if dropouts.feed_forward_inner else 0
     feed_forward_mask += hidden if dropouts.feed_forward_output else 0
     is_rotary, is_grouped = config.position_embedding == "rotary", config.key_value_size < hidden
-    besides = 2 * (hidden if not is_grouped else config.key_value_size) if is_rotary != is_grouped else 0
+    turned = 2 * hidden if is_rotary and not is_grouped else 0
+    unrepeated = 2 * config.key_value_size if is_grouped and not is_rotary else 0
     inner = (4 if config.is_gated else 2) * config.intermediate_size
     num_final_norms = int(config.norm_position == "pre")
     kept_blocks = 1 if activation_checkpointing else layers
@@ -161,7 +163,7 @@ def activation_bytes(
     per_position = {
         "embeddings": config.embedding_norm * number_bytes * hidden + embedding_mask,
         "attention": kept_blocks
-        * (number_bytes * (5 * hidden + besides) + 4 * config.num_attention_heads + attention_mask),
+        * (number_bytes * (5 * hidden + turned + unrepeated) + 4 * config.num_attention_heads + attention_mask),
         "feed_forward": kept_blocks * (number_bytes * (hidden + inner) + feed_forward_mask),
         "norms": (kept_norms + num_final_norms) * number_bytes * hidden,
         "checkpoints": layers * number_bytes * hidden if activation_checkpointing else 0,

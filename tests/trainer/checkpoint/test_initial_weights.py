@@ -14,6 +14,9 @@ from transformers import (
     BertConfig,
     BertForPreTraining,
     BertModel,
+    EuroBertConfig,
+    EuroBertForMaskedLM,
+    EuroBertModel,
     ModernBertConfig,
     ModernBertForMaskedLM,
     PreTrainedModel,
@@ -44,7 +47,12 @@ OURS = {
     "modernbert": ModelSettings(
         family="modernbert", vocab_size=70, pad_vocab_size_to_multiple_of=1, local_attention=8, **SIZES
     ),
+    "eurobert": ModelSettings(
+        family="eurobert", vocab_size=70, pad_vocab_size_to_multiple_of=1, num_key_value_heads=1, **SIZES
+    ),
 }
+WITH_BIAS = pytest.mark.parametrize("family", ["bert", "modernbert"])
+"""The families whose decoder has a bias, which keeps the rows that pad the vocabulary out of the softmax."""
 LENGTH = 20
 
 
@@ -52,6 +60,10 @@ def make_theirs(family: str, vocab_size: int = 70, **options: Any) -> PreTrained
     torch.manual_seed(3)
     if family == "bert":
         model: PreTrainedModel = BertForPreTraining(BertConfig(vocab_size=vocab_size, **SIZES, **options))
+    elif family == "eurobert":
+        rope = {"rope_type": "default", "rope_theta": 250_000.0}
+        values = {"vocab_size": vocab_size, "pad_token_id": 0, "num_key_value_heads": 1, "rope_parameters": rope}
+        model = EuroBertForMaskedLM(EuroBertConfig(**values | SIZES | options))
     else:
         model = ModernBertForMaskedLM(
             ModernBertConfig(vocab_size=vocab_size, local_attention=8, pad_token_id=0, **SIZES, **options)
@@ -95,7 +107,9 @@ def make_batch() -> Batch:
     )
 
 
-@pytest.mark.parametrize("multiple", [1, 64])
+@pytest.mark.parametrize(
+    ("family", "multiple"), [("bert", 1), ("bert", 64), ("modernbert", 1), ("modernbert", 64), ("eurobert", 1)]
+)
 def test_the_first_loss_is_transformers_on_the_same_batch(family, folder, multiple):
     """Also where rows were added that only pad the vocabulary: they take no probability and get no gradient."""
     has_pairs = family == "bert"
@@ -111,6 +125,8 @@ def test_the_first_loss_is_transformers_on_the_same_batch(family, folder, multip
         loss = loss + ours["sentence_pairs"]["loss"] / 2
     torch.testing.assert_close(loss, theirs.loss, rtol=1e-5, atol=0)
     assert "initializing from" in lines[0] and len(lines) == (1 if multiple == 1 else 2)
+    if family == "eurobert":
+        return
     loss.backward()
     padding = model.mlm_head.bias.grad[70:]
     assert len(padding) == (0 if multiple == 1 else 58) and not padding.any()
@@ -129,6 +145,7 @@ def test_a_decoder_without_a_bias_starts_with_zeros_and_its_padding_shut(tmp_pat
     assert "mlm_head.bias" in lines[1]
 
 
+@WITH_BIAS
 def test_a_missing_token_starts_with_bias_0_and_padding_rows_are_shut(family, folder):
     config = OURS[family].model_copy(update={"vocab_size": 73, "pad_vocab_size_to_multiple_of": 16})
     model, _ = begin(config, folder)
@@ -147,6 +164,7 @@ def test_a_checkpoint_of_another_tokenizer_than_the_shards_is_refused(folder, wr
         load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, tokenizer_fingerprint="0" * 64)
 
 
+@WITH_BIAS
 def test_rows_that_the_vocabulary_has_more_are_initialized_and_reported(family, folder):
     config = OURS[family].model_copy(update={"vocab_size": 71, "pad_vocab_size_to_multiple_of": 16})
     model, lines = begin(config, folder)
@@ -180,6 +198,26 @@ def test_a_users_objective_begins_with_weights_of_its_own(family, folder, beside
     changed = {name for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])}
     assert not changed & fresh and {name for name in changed if name.startswith("encoder.")}
     assert any(name.startswith("mlm_head.") for name in changed) == bool(beside)
+
+
+def test_a_decoder_without_a_bias_gets_new_tokens_and_no_rows_that_only_pad(tmp_path):
+    """Their probability could not be 0."""
+    theirs = make_theirs("eurobert")
+    theirs.save_pretrained(tmp_path)
+    longer = OURS["eurobert"].model_copy(update={"vocab_size": 72})
+    model, lines = begin(longer, tmp_path)
+    assert torch.equal(model.mlm_head.decoder.weight[:70], theirs.lm_head.weight)
+    assert "mlm_head.decoder.weight from row 70 of 72" in lines[1]
+    with pytest.raises(UserError, match="model.pad_vocab_size_to_multiple_of=64 adds rows to the 70 there"):
+        begin(longer.model_copy(update={"pad_vocab_size_to_multiple_of": 64}), tmp_path)
+
+
+def test_an_encoder_without_a_decoder_gets_a_new_one(tmp_path):
+    theirs = make_theirs("eurobert")
+    EuroBertModel.save_pretrained(theirs.model, tmp_path)
+    model, lines = begin(OURS["eurobert"], tmp_path)
+    assert torch.equal(model.encoder.final_norm.weight, theirs.model.norm.weight)
+    assert lines[1] == "newly initialized (missing there): mlm_head.decoder.weight"
 
 
 def test_old_names_of_norms_are_understood(tmp_path):
@@ -234,6 +272,16 @@ def test_config_json_of_modernbert_must_be_consistent(tmp_path, changes):
         ),
         ({"family": "bert", "is_decoder": True}, "model.local_attention is None and there to the left alone"),
         ({"family": "bert", "hidden_act": "gelu_new"}, "model.hidden_act is gelu and there gelu_new"),
+        ({"family": "eurobert", "hidden_act": "gelu"}, "model.hidden_act is swiglu and there gated gelu"),
+        ({"family": "eurobert", "attention_bias": True}, "model.bias is False and there in some modules only"),
+        ({"family": "eurobert", "attention_bias": True, "mlp_bias": True}, "model.bias is False and there True"),
+        ({"family": "eurobert", "head_dim": 8}, "model.head_size is 16 and there 8"),
+        ({"family": "eurobert", "num_key_value_heads": 2}, "model.key_value_heads is 1 and there 2"),
+        ({"family": "eurobert", "tie_word_embeddings": True}, "a matrix of its own and there the word matrix"),
+        (
+            {"family": "eurobert", "rope_parameters": {"rope_type": "linear", "rope_theta": 250_000.0, "factor": 2.0}},
+            "model.global_rope_theta is 250000.0 and there scaled",
+        ),
     ],
 )
 def test_options_that_no_setting_covers_are_refused(tmp_path, options, said):

@@ -101,7 +101,7 @@ def test_a_preset_is_the_published_recipe(name: str) -> None:
     assert config.optimizer.name == "stable_adamw" and all(stage.gradient_clipping == 0 for stage in stages)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [*PUBLISHED, "eurobert_210m"])
 def test_a_preset_is_short_and_names_its_sources(name: str) -> None:
     lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     assert len(lines) < 80
@@ -117,10 +117,27 @@ def test_the_batch_of_modernbert_base_grows_over_50_billion_tokens() -> None:
     assert sum(sizes) * 1024 == pytest.approx(50e9, rel=1e-3)
 
 
+def test_eurobert_210m_has_the_sizes_and_rates_of_its_sources() -> None:
+    """config.json of EuroBERT/EuroBERT-210m (66d72a0), and the defaults of its training library."""
+    config = load_config("eurobert_210m")
+    model, optimizer = config.model, config.optimizer
+    assert (model.num_hidden_layers, model.hidden_size, model.intermediate_size) == (12, 768, 3072)
+    assert (model.num_attention_heads, model.key_value_heads, model.padded_vocab_size) == (12, 12, 128_256)
+    assert (model.max_position_embeddings, model.layer_norm_eps, model.tie_word_embeddings) == (8192, 1e-5, False)
+    first, last = config.stages
+    assert [stage.model.global_rope_theta for stage in config.stages] == [1e4, 250_000.0]
+    assert [stage.sequence_length for stage in config.stages] == [2048, 8192]
+    assert first.tokens + last.tokens == pytest.approx(5e12, rel=1e-6)
+    assert (optimizer.name, optimizer.learning_rate, optimizer.beta2) == ("adamw", 1e-4, 0.95)
+    assert (optimizer.eps, optimizer.weight_decay, first.gradient_clipping) == (1e-5, 0.1, 1.0)
+    assert first.learning_rate(first.last_step - 1) == 1e-4 and last.learning_rate(last.last_step - 1) < 1e-9
+    assert (config.data.mask_share, config.data.random_share) == (1.0, 0.0)
+
+
 H100_BYTES = 79 * 2**30
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [*PUBLISHED, "eurobert_210m"])
 def test_micro_batches_of_published_recipes_fill_8_gpus_of_80_gb_and_leave_few_rows_empty(name: str) -> None:
     """By the estimate: nine tenths at most, and all of the card on one GPU, which holds the whole optimizer. Rows that
     the global batch does not fill cost more than a larger micro-batch gains, and so do those of a small model's ramp-up
@@ -135,6 +152,7 @@ def test_micro_batches_of_published_recipes_fill_8_gpus_of_80_gb_and_leave_few_r
 
 GPU_PRESETS = [
     *PUBLISHED,
+    "eurobert_210m",
     "bert_base",
     "bert_large",
     "bert_large_phased",

@@ -163,6 +163,12 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
         (["model.family=modernbert", "model.norm_position=post"], "option-not-of-family", "model.norm_position=post"),
         (["model.family=modernbert"], "pairs-without-token-types", "set data.sentence_pairs=none"),
         (["model.family=modernbert", "model.num_attention_heads=128"], "odd-head-size", " is 1."),
+        (["model.family=custom", "model.num_key_value_heads=3"], "key-value-heads-do-not-divide-heads", "heads=3. Fix"),
+        (
+            ["model.family=custom", "model.decoder_bias=false", "model.output_bias=frequencies"],
+            "setting-without-effect",
+            "which model.decoder_bias=false leaves out",
+        ),
         (["model.family=modernbert", "model.local_attention=127"], "odd-local-attention", "model.local_attention=128"),
         (["model.global_rope_theta=5"], "setting-without-effect", "model.global_rope_theta=5"),
         (

@@ -134,6 +134,9 @@ def test_a_head_of_several_layers_is_scaled_in_its_last_one() -> None:
         transformers.ModernBertForSequenceClassification(
             transformers.ModernBertConfig(**sizes, intermediate_size=24, num_labels=1, pad_token_id=1)
         ).eval(),
+        transformers.EuroBertForSequenceClassification(
+            transformers.EuroBertConfig(**sizes, intermediate_size=24, num_labels=1, pad_token_id=1)
+        ).eval(),
     ):
         ids = torch.arange(2, 12)[None]
         before = float(model(ids).logits.detach())

@@ -18,6 +18,7 @@ from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from tests.support.preparations import trained
 from tests.support.toy_run import tiny_config
+from trainer.config.families.eurobert import EuroBert
 from trainer.config.families.modernbert import ModernBert
 from trainer.config.run_config import RunConfig
 from trainer.hf_export import export, parity
@@ -195,6 +196,34 @@ def test_modernbert_is_exported_as_transformers_modernbert(tokenizer_folder, tmp
     assert "A ModernBERT encoder" in card and "- modernbert\n" in card and "pooler" not in card
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_key_value_heads": 1},
+        {"tie_word_embeddings": True},
+        {**EuroBert.defaults, "family": "custom", "pad_vocab_size_to_multiple_of": 1},
+    ],
+    ids=["grouped", "tied", "custom"],
+)
+def test_eurobert_is_exported_as_transformers_eurobert(tokenizer_folder, tmp_path, options):
+    config = make_config("none", {"family": "eurobert", **options})
+    report = export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out", FACTS)
+    assert report.parity.num_logits > 100 * 400
+    with quiet_transformers():
+        loaded, info = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+        assert type(loaded) is transformers.EuroBertForMaskedLM and not any(info.values())
+        words, decoder = loaded.get_input_embeddings().weight, loaded.lm_head.weight
+        assert (words is decoder) == config.model.tie_word_embeddings
+        assert type(transformers.AutoModel.from_pretrained(tmp_path / "out")) is transformers.EuroBertModel
+        answers = transformers.pipeline("fill-mask", model=str(tmp_path / "out"))("the capital of [MASK] is Paris.")
+        assert len(answers) == 5
+        classifier = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+        assert classifier.classifier_pooling == "late"
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("2 heads (1 of keys and values), " in card) == (config.model.num_key_value_heads == 1)
+    assert "A EuroBERT encoder" in card and "- eurobert\n" in card and "pooler" not in card
+
+
 def test_the_gate_refuses_a_window_of_another_width(tokenizer_folder, tmp_path, monkeypatch):
     config = make_config("none", MODERN)
     write = export.hugging_face_config
@@ -208,6 +237,9 @@ def test_the_gate_refuses_a_window_of_another_width(tokenizer_folder, tmp_path, 
     ("pairs", "options", "said"),
     [
         ("none", {"norm": "rmsnorm"}, "model.norm=rmsnorm"),
+        ("none", {"num_key_value_heads": 1}, r"model.num_key_value_heads=1 \(it has as many"),
+        ("none", {"tie_word_embeddings": False}, r"model.tie_word_embeddings=False \(its MLM decoder is the word"),
+        ("next_sentence", {**EuroBert.defaults, "type_vocab_size": 2}, "model.type_vocab_size=2"),
         ("next_sentence", {"position_embedding": "sinusoidal"}, "model.position_embedding=sinusoidal"),
         ("next_sentence", {**ModernBert.defaults, "type_vocab_size": 2}, "model.type_vocab_size=2"),
     ],

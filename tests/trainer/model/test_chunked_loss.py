@@ -179,13 +179,13 @@ def test_chunks_begin_at_64_mib_of_logits_and_have_512_mib_or_an_eighth(num_rows
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("family", ["tiny", "modern"])
+@pytest.mark.parametrize("family", ["tiny", "modern", "euro"])
 def test_a_model_with_its_loss_in_chunks_learns_the_same(
-    tiny_config, modern_config, make_model, make_documents, pack, monkeypatch, family, checkpointing
+    tiny_config, modern_config, euro_config, make_model, make_documents, pack, monkeypatch, family, checkpointing
 ) -> None:
-    """The word matrix gets gradients of its two uses."""
+    """The word matrix gets gradients of its two uses, if it is the decoder too."""
     batch = pack(make_documents([9, 6, 12, 16]), 16).batch
-    config = {"tiny": tiny_config, "modern": modern_config}[family]
+    config = {"tiny": tiny_config, "modern": modern_config, "euro": euro_config}[family]
     ways = []
     for largest in (module.LOGITS_IN_ONE, 0):
         monkeypatch.setattr(module, "LOGITS_IN_ONE", largest)
@@ -224,13 +224,17 @@ def test_evaluation_in_chunks_scores_every_token_the_same(
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_it_is_one_graph_with_the_same_numbers(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_compiled_it_is_one_graph_with_the_same_numbers(dtype: torch.dtype, has_bias: bool) -> None:
     """In bfloat16 but for a few that round to a neighbor."""
     torch._dynamo.reset()
     counters.clear()
-    inputs = make_inputs()
-    compiled = torch.compile(in_chunks_of(20), backend="aot_eager", dynamic=False)
-    expected = loss_and_gradients(in_chunks_of(20), inputs, dtype)
+    loss_of, inputs = in_chunks_of(20), make_inputs()
+    if not has_bias:
+        loss_of = lambda hidden, weight, targets: chunked_loss(hidden, weight, None, targets, 20)  # noqa: E731
+        del inputs[2]
+    compiled = torch.compile(loss_of, backend="aot_eager", dynamic=False)
+    expected = loss_and_gradients(loss_of, inputs, dtype)
     for _ in range(2):
         for found, wanted in zip(loss_and_gradients(compiled, inputs, dtype), expected, strict=True):
             assert error(found, wanted) < (1e-6 if dtype == torch.float32 else 1e-3)

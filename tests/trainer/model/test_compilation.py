@@ -58,14 +58,14 @@ def num_graphs() -> int:
 @pytest.mark.parametrize(
     ("family", "checkpointing"),
     [
-        *(("bert", False), ("modernbert", True)),
+        *(("bert", False), ("modernbert", True), ("eurobert", True)),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in (("bert", True), ("modernbert", False))),
     ],
 )
 def test_blocks_are_one_graph_each_kind_and_never_compiled_again(
-    tiny_config, modern_config, make_model, make_documents, pack, family, checkpointing
+    tiny_config, modern_config, euro_config, make_model, make_documents, pack, family, checkpointing
 ):
-    config = tiny_config if family == "bert" else modern_config
+    config = {"bert": tiny_config, "modernbert": modern_config, "eurobert": euro_config}[family]
     model = make_model(config, next_sentence=family == "bert", activation_checkpointing=checkpointing)
     plain = make_model(config, next_sentence=family == "bert", activation_checkpointing=checkpointing)
     model.compile_blocks(backend="aot_eager")
@@ -87,7 +87,7 @@ def test_blocks_are_one_graph_each_kind_and_never_compiled_again(
     assert not counters["graph_break"]
     assert num_graphs() == after_first
     # ModernBERT's first block has no attention norm, and local blocks see a window: three kinds. And the MLM head.
-    assert after_first == (1 if family == "bert" else 3) + 1
+    assert after_first == (3 if family == "modernbert" else 1) + 1
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from tests.support.objectives import all_objectives, loss_sum
 from tests.trainer.model.varlen_on_cpu import varlen_on_cpu
 from trainer.benchmark.plain_engine import PlainEngine
+from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import objectives_of
 from trainer.config.training_settings import OptimizerSettings
 from trainer.data.batch import IGNORED, TENSOR_NAMES, Batch
@@ -66,12 +67,17 @@ def batches(make_documents, pack) -> list[Batch]:
     return made
 
 
+@pytest.fixture
+def configs(tiny_config, modern_config, euro_config) -> dict[str, ModelSettings]:
+    return {"bert": tiny_config, "modernbert": modern_config, "eurobert": euro_config}
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "eurobert"])
 def test_loss_and_gradients_are_those_of_the_reference_attention(
-    tiny_config, modern_config, make_model, batches, monkeypatch, varlen, family, is_causal
+    configs, make_model, batches, monkeypatch, varlen, family, is_causal
 ):
-    config = tiny_config if family == "bert" else modern_config
+    config = configs[family]
     ours, reference = (make_model(config, next_sentence=False) for _ in range(2))
     for batch in (replace(batch, is_causal=is_causal) for batch in batches):
         loss = loss_sum(ours(batch))
@@ -84,7 +90,7 @@ def test_loss_and_gradients_are_those_of_the_reference_attention(
     gradients = [{name: p.grad for name, p in model.named_parameters()} for model in (ours, reference)]
     for name, gradient in gradients[1].items():
         torch.testing.assert_close(gradients[0][name], gradient, rtol=1e-4, atol=1e-4, msg=name)
-    lefts = {-1} if family == "bert" else {-1, 3}
+    lefts = {-1, 3} if family == "modernbert" else {-1}
     assert {call["window_size"] for call in varlen} == {(left, 0 if is_causal else left) for left in lefts}
 
 
@@ -102,16 +108,18 @@ def test_attention_gets_the_capacity_of_the_batch_and_its_longest_sequence(tiny_
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "equal"),
-    [("bert", None), ("modernbert", None), ("bert", 0), pytest.param("bert", 3, marks=pytest.mark.slow)],
+    [
+        *(("bert", None), ("modernbert", None), ("eurobert", None), ("bert", 0)),
+        pytest.param("bert", 3, marks=pytest.mark.slow),
+    ],
 )
 def test_compiled_blocks_are_whole_graphs_and_documents_of_other_lengths_compile_nothing(
-    tiny_config, modern_config, make_model, batches, varlen, family, equal
+    configs, make_model, batches, varlen, family, equal
 ):
     """Also where a batch has a bound of as many positions as the number of its sequences' starts."""
     if equal is not None:
         batches[equal] = replace(batches[equal], longest_sequence=batches[equal].cu_seqlens.numel())
-    config = tiny_config if family == "bert" else modern_config
-    model = make_model(config, next_sentence=False)
+    model = make_model(configs[family], next_sentence=False)
     engine = PlainEngine(model, OptimizerSettings(), CPU, torch.bfloat16)
     model.compile_blocks(backend="aot_eager")
     graphs = []
@@ -122,7 +130,7 @@ def test_compiled_blocks_are_whole_graphs_and_documents_of_other_lengths_compile
         graphs.append(counters["stats"]["unique_graphs"])
         assert {call["max_q"] for call in varlen} == {batch.longest_sequence}
     assert not counters["graph_break"]
-    assert graphs == [(1 if family == "bert" else 3) + 1] * len(batches)
+    assert graphs == [(3 if family == "modernbert" else 1) + 1] * len(batches)
 
 
 def as_fake(batch: Batch, mode: FakeTensorMode) -> Batch:
@@ -146,12 +154,9 @@ def take_fake_step(config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
-def test_nothing_in_a_step_waits_for_a_value_of_the_device(
-    tiny_config, modern_config, batches, monkeypatch, varlen, family
-):
-    config = tiny_config if family == "bert" else modern_config
-    result = take_fake_step(config, batches, monkeypatch)
+@pytest.mark.parametrize("family", ["bert", "modernbert", "eurobert"])
+def test_nothing_in_a_step_waits_for_a_value_of_the_device(configs, batches, monkeypatch, varlen, family):
+    result = take_fake_step(configs[family], batches, monkeypatch)
     assert result.applied and result.grad_norm.shape == ()
 
 

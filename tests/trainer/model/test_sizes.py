@@ -6,6 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.objectives import loss_sum
+from trainer.config.families.eurobert import EuroBert
 from trainer.config.families.modernbert import ModernBert
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
@@ -36,6 +37,7 @@ CONFIGS = {
     "modernbert with RMSNorm": ModelSettings(
         family="custom", **{**ModernBert.defaults, "norm": "rmsnorm", "embedding_norm": False, "hidden_act": "relu"}
     ),
+    "eurobert": ModelSettings(family="eurobert", num_key_value_heads=4),
     "bert with sinusoids": ModelSettings(family="custom", position_embedding="sinusoidal", hidden_act="geglu"),
 }  # fmt: skip
 
@@ -45,7 +47,9 @@ def test_the_printed_formula_describes_the_computation(name):
     config = CONFIGS[name]
     names = config.model_dump() | {
         "padded_vocab_size": config.padded_vocab_size,
-        "num_feed_forward_matrices": 3 if config.hidden_act == "geglu" else 2,
+        "num_feed_forward_matrices": 3 if config.hidden_act in ("geglu", "swiglu") else 2,
+        "num_dense_matrices": 1 if config.mlm_head == "dense" else 0,
+        "key_value_size": config.hidden_size * (config.num_key_value_heads or 12) // 12,
         "num_global_layers": config.attention_kinds.count("global"),
         "num_local_layers": config.attention_kinds.count("local"),
         "local_attention": config.local_attention or 0,
@@ -68,12 +72,19 @@ def counted_flops(config: ModelSettings, model: PretrainingModel, batch: Batch, 
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("hidden_act", ["gelu", "geglu"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"hidden_act": "geglu"},
+        {"hidden_act": "swiglu", "num_key_value_heads": 1, "mlm_head": "linear", "tie_word_embeddings": False},
+    ],
+)
 @pytest.mark.parametrize("next_sentence", [True, False])
 def test_operations_are_those_that_torch_counts(
-    tiny_config, make_model, make_documents, pack, monkeypatch, hidden_act, next_sentence
+    tiny_config, make_model, make_documents, pack, monkeypatch, changes, next_sentence
 ):
-    config = tiny_config.model_copy(update={"hidden_act": hidden_act})
+    config = tiny_config.model_copy(update=changes)
     batch = pack(make_documents([32] * 3), 32).batch
     share = batch.masked_positions.numel() / batch.input_ids.numel()
     counted = counted_flops(config, make_model(config, next_sentence), batch, monkeypatch)
@@ -167,10 +178,15 @@ ACTIVATION_TOLERANCE = 0.05
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
-def test_activations_by_part_are_what_autograd_keeps(make_model, make_documents, pack, family, dtype):
+@pytest.mark.parametrize(("family", "key_heads"), [("bert", None), ("modernbert", None), ("custom", 2), ("euro", 2)])
+def test_activations_by_part_are_what_autograd_keeps(make_model, make_documents, pack, family, key_heads, dtype):
     sizes = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "hidden_dropout_prob": 0.0}
-    config = ModelSettings(family=family, vocab_size=61, num_hidden_layers=8, max_position_embeddings=32, **sizes)
+    if family == "euro":  # with LayerNorm: of an RMSNorm the CPU keeps more, which is made of several operations there
+        family, sizes = "custom", {**EuroBert.defaults, **sizes, "norm": "layernorm"}
+    config = ModelSettings(
+        family=family, vocab_size=61, num_hidden_layers=8, max_position_embeddings=32, num_key_value_heads=key_heads,
+        **sizes,
+    )  # fmt: skip
     batch = pack(make_documents([16] * 16), 16).batch
     expected = activation_bytes(config, batch.input_ids.numel(), dtype.itemsize, activation_checkpointing=False)
     measured = measured_activations(make_model(config, next_sentence=False).to(dtype), batch)

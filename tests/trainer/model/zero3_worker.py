@@ -1,6 +1,7 @@
 """One process, ZeRO-3 with activation checkpointing: prints how far the gradients are from plain PyTorch's.
 
-Run as `python zero3_worker.py RENDEZVOUS whole|chunked`, the way in which the MLM loss is made.
+Run as `python zero3_worker.py RENDEZVOUS whole|chunked tied|own`: the way in which the MLM loss is made, and the matrix
+of its decoder.
 """
 
 from __future__ import annotations
@@ -16,20 +17,26 @@ import torch
 from deepspeed.utils import safe_get_full_grad
 
 from tests.support.objectives import loss_sum
+from trainer.config.families.eurobert import EuroBert
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import objectives_of
 from trainer.data.batch import Batch
 from trainer.model import chunked_loss
 from trainer.objectives.pretraining import PretrainingModel
 
-CONFIG = ModelSettings(
-    vocab_size=61,
-    hidden_size=32,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    intermediate_size=48,
-    max_position_embeddings=16,
-)
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 16,
+}
+CONFIGS = {
+    "tied": ModelSettings(**SIZES),
+    # With LayerNorm: an RMSNorm is several operations on the CPU, whose three gradients are added in any order.
+    "own": ModelSettings(**SIZES, family="custom", num_key_value_heads=2, **{**EuroBert.defaults, "norm": "layernorm"}),
+}
 LENGTH = 16
 
 
@@ -53,13 +60,14 @@ def loss_of(model: torch.nn.Module) -> torch.Tensor:
     return loss_sum(model(make_batch()))
 
 
-def main(rendezvous: Path, loss: str) -> None:
+def main(rendezvous: Path, loss: str, decoder: str) -> None:
+    config = CONFIGS[decoder]
     if loss == "chunked":
         chunked_loss.LOGITS_IN_ONE = chunked_loss.LOGITS_OF_CHUNK = 0
-    plain = PretrainingModel(CONFIG, objectives_of("next_sentence"))
+    plain = PretrainingModel(config, objectives_of("next_sentence"))
     plain.initialize(0)
     loss_of(plain).backward()
-    divided = PretrainingModel(CONFIG, objectives_of("next_sentence"), activation_checkpointing=True)
+    divided = PretrainingModel(config, objectives_of("next_sentence"), activation_checkpointing=True)
     divided.initialize(0)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # nothing to compile
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)
@@ -80,5 +88,5 @@ def main(rendezvous: Path, loss: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])
     os._exit(0)  # DeepSpeed's threads sometimes abort an ordinary exit

@@ -26,7 +26,8 @@ COMBINATIONS = {
     "norm": ["layernorm", "rmsnorm"],
     "norm_position": ["post", "pre"],
     "embedding_norm": [True, False],
-    "hidden_act": ["gelu", "geglu", "relu"],
+    "hidden_act": ["gelu", "geglu", "swiglu", "relu"],
+    "num_key_value_heads": [None, 1, 2],
     "bias": [True, False],
     "type_vocab_size": [0, 2],
     "window_and_period": [(None, 1), (4, 2), (64, 3)],
@@ -224,17 +225,19 @@ def test_without_next_sentence_there_is_no_pooler(tiny_config):
     assert names and not [name for name in names if "pooler" in name or "next_sentence" in name]
 
 
-@pytest.mark.parametrize("family", ["tiny", "modern"])
-def test_hidden_matrices_are_the_blocks_weights_of_two_dimensions(family, tiny_config, modern_config):
+@pytest.mark.parametrize("family", ["tiny", "modern", "euro"])
+def test_hidden_matrices_are_the_blocks_weights_of_two_dimensions(family, tiny_config, modern_config, euro_config):
     """What Muon updates: neither embeddings nor heads, pooler or classifier, which have two dimensions too."""
-    config = {"tiny": tiny_config, "modern": modern_config}[family]
+    config = {"tiny": tiny_config, "modern": modern_config, "euro": euro_config}[family]
     model = PretrainingModel(config, objectives_of("next_sentence" if family == "tiny" else "none"))
     matrices = model.hidden_matrices()
     names = {name for name, parameter in model.named_parameters() if parameter in matrices}
     in_blocks = {n for n, p in model.named_parameters() if n.startswith("encoder.layers.") and p.dim() > 1}
     assert names == in_blocks and len(names) == 4 * config.num_hidden_layers
     width, inner = config.hidden_size, config.intermediate_size
-    per_block = [(width, width)] * 4 + [(inner, width)] * (2 if family == "modern" else 1) + [(width, inner)]
+    of_keys = (width // 2 if family == "euro" else width, width)
+    per_block = [(width, width)] * 2 + [of_keys] * 2 + [(inner, width)] * (1 if family == "tiny" else 2)
+    per_block += [(width, inner)]
     found = [(rows, parameter.shape[1]) for parameter, stacked in matrices.items() for rows in stacked]
     assert all(sum(stacked) == len(parameter) for parameter, stacked in matrices.items())
     assert sorted(found) == sorted(per_block * config.num_hidden_layers)
@@ -251,10 +254,10 @@ def test_compiled_blocks_are_called_in_place(tiny_config, make_model, make_docum
     assert list(model.state_dict()) == names
 
 
-@pytest.mark.parametrize("family", ["tiny", "modern"])
-def test_each_part_counts_its_content(family, tiny_config, modern_config):
-    """The decoder, which is the word matrix, counts once."""
-    config = {"tiny": tiny_config, "modern": modern_config}[family]
+@pytest.mark.parametrize("family", ["tiny", "modern", "euro"])
+def test_each_part_counts_its_content(family, tiny_config, modern_config, euro_config):
+    """A decoder that is the word matrix counts once."""
+    config = {"tiny": tiny_config, "modern": modern_config, "euro": euro_config}[family]
     with torch.device("meta"):
         model = PretrainingModel(config, objectives_of("next_sentence"))
     embeddings, layers = model.encoder.embeddings, model.encoder.layers
@@ -278,7 +281,8 @@ def test_each_part_counts_its_content(family, tiny_config, modern_config):
     counts = parameter_counts(model)
     assert counts.pop("total") == sum(p.numel() for p in model.parameters()) == sum(expected.values())
     assert counts == {part: count for part, count in expected.items() if count}
-    absent = {"embeddings.position", "embeddings.token_type"} if family == "modern" else {"final_norm"}
+    absent = {"final_norm"} if family == "tiny" else {"embeddings.position", "embeddings.token_type"}
+    absent |= {"embeddings.norm"} if family == "euro" else set()
     assert expected.keys() - counts.keys() == absent
 
 
@@ -297,3 +301,13 @@ def test_modern_large_has_its_published_size():
     sizes = {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 2624}
     config = ModelSettings(family="modernbert", vocab_size=50368, max_position_embeddings=8192, **sizes)
     assert num_parameters(config, objectives_of("none")) == 395_881_664
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_eurobert_210m_has_its_published_size(tied):
+    """210M are those of the encoder; the decoder has 98.5M more, as transformers' EuroBertForMaskedLM."""
+    config = ModelSettings(family="eurobert", vocab_size=128256, tie_word_embeddings=tied)
+    with torch.device("meta"):
+        counts = parameter_counts(PretrainingModel(config))
+    assert counts["total"] - counts.get("mlm_head", 0) == 211_766_016
+    assert counts["total"] == 211_766_016 + (0 if tied else 128_256 * 768)

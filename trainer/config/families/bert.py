@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from data_prep.tokenizer.special_tokens import SpecialTokens
-from trainer.config.families.family import DENSE_TIED_HEAD, PublishedFamily, Rule
+from trainer.config.families.family import PublishedFamily, Rule
 
 if TYPE_CHECKING:
     from trainer.config.model_settings import ModelSettings
@@ -24,8 +24,6 @@ class Bert(PublishedFamily):
         "embedding_norm": Rule((True,), "BERT normalizes the embeddings"),
         "hidden_act": Rule(("gelu", "relu"), "BERT's feed-forward layer has no gate"),
         "bias": Rule((True,), "BERT has biases in all linear layers and norms"),
-        "num_key_value_heads": Rule((None,), "BERT has as many heads of keys and values as of queries"),
-        **DENSE_TIED_HEAD,
         "type_vocab_size": Rule(range(1, 1 << 31), "BERT has an embedding for token types"),
         "local_attention": Rule((None,), "BERT attends to the whole sequence"),
     }

@@ -35,6 +35,7 @@ class EuroBert(PublishedFamily):
         "hidden_dropout_prob": 0.0,
         "global_rope_theta": 250_000.0,
     }
+    common_rules: ClassVar = {}
     rules: ClassVar = {
         "position_embedding": Rule(("rotary",), "EuroBERT has rotary positions"),
         "norm": Rule(("rmsnorm",), "EuroBERT has RMSNorm"),

@@ -27,14 +27,6 @@ class Rule(NamedTuple):
     reason: str
 
 
-DENSE_TIED_HEAD: Mapping[str, Rule] = {
-    "mlm_head": Rule(("dense",), "its MLM head begins with a dense layer, an activation and a norm"),
-    "tie_word_embeddings": Rule((True,), "its MLM decoder is the word matrix"),
-    "decoder_bias": Rule((True,), "its MLM decoder has a bias"),
-}
-"""The MLM head of BERT, which later families took over."""
-
-
 class SublayerDropouts(NamedTuple):
     """Dropout probabilities within a block, without that on the attention probabilities."""
 
@@ -50,6 +42,8 @@ class Family:
     name: ClassVar[str]
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Default options where they differ from those of `ModelSettings`, which are BERT's."""
+    common_rules: ClassVar[Mapping[str, Rule]] = {}
+    """Rules that hold where `rules` has no rule of that name."""
     rules: ClassVar[Mapping[str, Rule]] = {}
 
     def sublayer_dropouts(self, hidden: float, attention_probs: float) -> SublayerDropouts:
@@ -60,7 +54,7 @@ class Family:
         """Return the options that the family does not support, each as "model.NAME=VALUE (reason)"."""
         return [
             f"model.{name}={options[name]} ({rule.reason})"
-            for name, rule in self.rules.items()
+            for name, rule in {**self.common_rules, **self.rules}.items()
             if options[name] not in rule.allowed
         ]
 
@@ -73,6 +67,13 @@ class PublishedFamily(Family, ABC):
 
     title: ClassVar[str]
     """Name in publications."""
+    common_rules: ClassVar[Mapping[str, Rule]] = {
+        "num_key_value_heads": Rule((None,), "it has as many heads of keys and values as of queries"),
+        "mlm_head": Rule(("dense",), "its MLM head begins with a dense layer, an activation and a norm"),
+        "tie_word_embeddings": Rule((True,), "its MLM decoder is the word matrix"),
+        "decoder_bias": Rule((True,), "its MLM decoder has a bias"),
+    }
+    """Attention and MLM head of BERT, which most classes share; the others have rules of their own, or none."""
     masked_lm_class: ClassVar[str]
     pairs_class: ClassVar[str | None] = None
     """The class with a head for sentence pairs too; None if a model with that head cannot be exported."""

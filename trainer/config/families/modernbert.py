@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from data_prep.tokenizer.special_tokens import SpecialTokens
-from trainer.config.families.family import DENSE_TIED_HEAD, PublishedFamily, Rule, SublayerDropouts
+from trainer.config.families.family import PublishedFamily, Rule, SublayerDropouts
 
 if TYPE_CHECKING:
     from trainer.config.model_settings import ModelSettings
@@ -37,8 +37,6 @@ class ModernBert(PublishedFamily):
         "embedding_norm": Rule((True,), "ModernBERT normalizes the embeddings"),
         "hidden_act": Rule(("geglu",), "ModernBERT's feed-forward layer is a GeGLU"),
         "type_vocab_size": Rule((0,), "ModernBERT has no token types"),
-        "num_key_value_heads": Rule((None,), "ModernBERT has as many heads of keys and values as of queries"),
-        **DENSE_TIED_HEAD,
     }
     masked_lm_class = "ModernBertForMaskedLM"
     modules: ClassVar = {

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from data_prep.base.errors import UserError
 from data_prep.base.settings import choices_of
 from tests.support.preparations import trained
 from tests.support.toy_run import tiny_config as tiny_run
+from trainer import load_config
 from trainer.checkpoint.initial_weights import load_initial_weights
 from trainer.checkpoint.writer import ALONE
 from trainer.config.families.bert import Bert
@@ -270,6 +272,24 @@ def test_the_architecture_is_read_back_from_config_json(variant):
     kinds = read.pop("attention_kinds", config.attention_kinds)
     assert kinds == config.attention_kinds
     assert read == {name: getattr(config, name) for name in read}
+
+
+def test_the_published_config_json_of_eurobert_210m_is_its_preset(tmp_path):
+    """That of commit 66d72a0, without `auto_map`; it has older names of the RoPE base than transformers writes now."""
+    published = {
+        "model_type": "eurobert",
+        **{"attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "hidden_dropout": 0.0},
+        **{"hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 8192},
+        **{"num_attention_heads": 12, "num_hidden_layers": 12, "num_key_value_heads": 12, "pretraining_tp": 1},
+        **{"rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 250000, "tie_word_embeddings": False},
+        **{"pad_token_id": 128001, "mask_token_id": 128002, "vocab_size": 128256, "is_decoder": False},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(published), encoding="utf-8")
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    ours = load_config("eurobert_210m").stages[-1].model
+    read = FAMILIES["eurobert"].settings_of(theirs)
+    assert read == {name: getattr(ours, name) for name in read}
+    assert theirs["vocab_size"] == ours.padded_vocab_size
 
 
 def test_a_custom_model_that_is_of_a_family_is_found_to_be_one():
