@@ -10,8 +10,8 @@ labels, and the share of positions that hold tokens. It reads the shards of `dat
     num_tokens           positions that hold a token; the others are padding
     input_ids, position_ids, token_type_ids
                          one number per position of the row, after masking, with padding
-    masked_positions     positions to predict, counted from 0 in the row
-    labels               the original ids at these positions
+    masked_positions     positions to predict, counted from 0 in the row; with the objective causal those before them
+    labels               the original ids of the predicted tokens
     documents            {start, stop} of every sequence (part of a document, or a sentence pair), stop exclusive
     pairs                {cls_position, label, meaning} of every labeled sentence pair; otherwise empty
 """

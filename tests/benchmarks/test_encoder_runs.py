@@ -183,6 +183,21 @@ def test_ablations_choose_the_rate_by_seed_1_and_repeat_the_best(scripts: Any) -
     assert steps_of(first[0], rows, 600) == 600 and other not in {run.corpus for run in runs}
 
 
+def test_the_two_ways_differ_in_what_half_of_the_steps_predict_alone(scripts: Any) -> None:
+    script = scripts("causal")
+    causal, masked = (
+        load_config(recipe.preset, [*recipe.settings, f"training.max_steps={recipe.steps}"])
+        for recipe in (script["recipe_of"](way, 1000) for way in script["WAYS"])
+    )
+    assert [(stage.steps, stage.is_causal) for stage in causal.stages] == [(500, True), (500, False)]
+    assert [(stage.steps, stage.is_causal) for stage in masked.stages] == [(1000, False)]
+    assert causal.max_steps == masked.max_steps == 1000 and causal.model == masked.model
+    for step in (0, 400, 700, 999):
+        stages = (each.stage_of(step + 1) for each in (causal, masked))
+        assert len({stage.learning_rate(step) for stage in stages}) == 1
+    assert [(run.seed, run.way) for run in script["PLAN"]] == [(n, way) for n in (1, 2, 3) for way in script["WAYS"]]
+
+
 def test_ltg_bert_attends_by_content_and_by_distance(scripts: Any) -> None:
     script = scripts("ltg_bert")
     buckets = script["position_buckets"](40, 8, 64)

@@ -17,7 +17,14 @@ from trainer.checkpoint.format import DataIdentity, SavedState
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.custom_code import OBJECTIVE, OPTIMIZER, is_custom, is_version_of_code, versions_of
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
-from trainer.config.objective_settings import SENTENCE_PAIRS, Objectives, ObjectiveSettings, objectives_of
+from trainer.config.objective_settings import (
+    MASKED_LM,
+    OF_TOKENS,
+    SENTENCE_PAIRS,
+    Objectives,
+    ObjectiveSettings,
+    objectives_of,
+)
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.stages import ROPE_BASES, Stage
 
@@ -252,7 +259,8 @@ def _set_up(objective: ObjectiveSettings) -> str:
 
 def _heads(config: RunConfig) -> list[str]:
     """Return the objectives with heads, with the settings on which the shapes of heads may depend."""
-    return sorted(f"{each.name}{_set_up(each)}" for each in config.all_objectives)
+    heads = ((MASKED_LM if each.name in OF_TOKENS else each.name, each) for each in config.all_objectives)
+    return sorted({f"{name}{_set_up(each)}" for name, each in heads})
 
 
 def _is_harmless(name: str) -> bool:

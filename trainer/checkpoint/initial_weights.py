@@ -136,7 +136,8 @@ def _names_in_published_models(model: PretrainingModel) -> Iterator[str]:
 
 def _read(model: PretrainingModel, source: str, folder: Path, tokenizer_fingerprint: str | None) -> _Found:
     family, note = _check(folder, source, model.config, tokenizer_fingerprint)
-    class_name = family.pairs_class or family.masked_lm_class
+    decoder = family.decoders.get(load_config(folder).model_type)
+    class_name = decoder or family.pairs_class or family.masked_lm_class
     loaded, missing = load_pretrained(class_name, folder, "the beginning of a run (init_from)")
     weights = {name: weight for name, weight in loaded.state_dict().items() if name not in missing}
     converted, incomplete = from_hugging_face(weights, _names_in_published_models(model), family)
@@ -179,12 +180,14 @@ def _check_architecture(folder: Path, source: str, config: ModelSettings) -> Pub
     address = storage.redact(source)
     family = family_in_transformers(config, next_sentence=False)
     theirs: dict[str, Any] = load_config(folder).to_dict()
-    if theirs["model_type"] != family.name:
-        titles = " or ".join(each.title for each in published_families())
+    if theirs["model_type"] not in (family.name, *family.decoders):
+        known = published_families()
+        titles = " or ".join(each.title for each in known)
+        decoders = (f"{' or '.join(each.decoders.values())} as {each.name}" for each in known if each.decoders)
         raise UserError(
             f"init_from={address} is a {theirs['model_type']}, and the model is a {family.name} "
             f"(model.family={config.family})",
-            fix=f"give a checkpoint of {titles}, and set model.family to its family",
+            fix=f"give a checkpoint of {titles} (a {', '.join(decoders)}), and set model.family to its family",
             code="other-architecture",
         )
     settings = family.settings_of(theirs)

@@ -22,6 +22,8 @@ class StageShape:
     """Tokens in one optimizer step over all ranks, after the ramp-up."""
     batch_warmup: BatchWarmup | None = None
     """Batch-size ramp-up, in steps."""
+    is_causal: bool = False
+    """Whether a position sees only what is before it, and predicts the next token."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ _OF_VALID = ("mlm_probability", "mask_unit", "seed", "sequence_length", "rows", 
 _BY_METRIC = (
     (regex.compile(r"valid/mlm_\w+"), _OF_VALID),
     (regex.compile(r"valid/pair_\w+"), (*_OF_VALID, "sentence_pairs")),
+    (regex.compile(r"valid/causal_\w+"), _OF_VALID[2:]),  # nothing is masked
     (regex.compile(r"valid/own_\w+"), (*_OF_VALID, "own")),
     (regex.compile(r"valid/word_\w+"), ("words",)),
     (regex.compile(r"valid/minimal_pairs_\w+"), ("minimal_pairs",)),

@@ -1,7 +1,8 @@
 """What an evaluation measures: rows of the valid split, how they are masked, and which metrics they give.
 
-`valid/mlm_*` and `valid/pair_*` are measured on rows that `evaluation` alone describes, so that every run on a data set
-is measured on the same rows. Where the run trains on other rows or masks, these are one more measurement.
+`valid/mlm_*`, `valid/pair_*` and `valid/causal_*` are measured on rows that `evaluation` alone describes, so that every
+run on a data set is measured on the same rows; each in every stage, whatever it trains, and with its own attention.
+Where the run trains on other rows or masks, these are one more measurement.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
-from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS
+from trainer.config.objective_settings import CAUSAL, MASKED_LM, SENTENCE_PAIRS
 from trainer.config.stages import Stage
 
 if TYPE_CHECKING:
@@ -68,17 +69,21 @@ def measurements_of(stage: Stage) -> tuple[Measurement, ...]:
             rows.append((each.name, common))
         elif each.name == SENTENCE_PAIRS:
             rows.append((each.name, common.model_copy(update={"sentence_pairs": each.sentence_pairs})))
+        elif each.name == CAUSAL:
+            rows.append((each.name, common))
         else:
             rows.append((each.name, own))
     if rows[0][0] == MASKED_LM and _content(own) != _content(common):
         rows.append((OWN_MASKED_LM, own))
     measurements: list[Measurement] = []
     for metric, data in rows:
-        same = next((number for number, each in enumerate(measurements) if _content(each.data) == _content(data)), None)
+        shape = replace(_shape(stage, data.sequence_length), is_causal=metric == CAUSAL)
+        content = (shape.is_causal, _content(data))
+        found = ((each.shape.is_causal, _content(each.data)) for each in measurements)
+        same = next((number for number, each in enumerate(found) if each == content), None)
         if same is not None:
             measurements[same] = replace(measurements[same], metrics=measurements[same].metrics | {metric})
             continue
-        shape = _shape(stage, data.sequence_length)
         measurements.append(Measurement(frozenset({metric}), data, shape, evaluation.seed, evaluation.max_tokens))
     return tuple(measurements)
 
@@ -90,14 +95,14 @@ def shape_of_words(stage: Stage) -> StageShape:
 
 def evaluated_shapes(stages: Sequence[Stage]) -> list[tuple[frozenset[str], DataSettings, StageShape]]:
     """Return the names, data and shape of each measurement, once for each shape of micro-batch of the stages."""
-    shapes: dict[tuple[int, int], tuple[frozenset[str], DataSettings, StageShape]] = {}
+    shapes: dict[tuple[int, int, bool], tuple[frozenset[str], DataSettings, StageShape]] = {}
     for stage in stages:
         measurements = measurements_of(stage)
         found = [(each.metrics, each.data, each.shape) for each in measurements]
         if MASKED_LM in measurements[0].metrics:
             found.append((frozenset({WORDS}), measurements[0].data, shape_of_words(stage)))
         for metrics, data, shape in found:
-            shapes[shape.micro_batch_tokens, shape.sequence_length] = metrics, data, shape
+            shapes[shape.micro_batch_tokens, shape.sequence_length, shape.is_causal] = metrics, data, shape
     return list(shapes.values())
 
 

@@ -15,13 +15,16 @@ SentencePairs = Literal["none", "next_sentence", "sentence_order"]
 
 MASKED_LM = "masked_lm"
 SENTENCE_PAIRS = "sentence_pairs"
-BUILT_IN = (MASKED_LM, SENTENCE_PAIRS)
+CAUSAL = "causal"
+BUILT_IN = (MASKED_LM, SENTENCE_PAIRS, CAUSAL)
+OF_TOKENS = (MASKED_LM, CAUSAL)
+"""Objectives that predict tokens of the vocabulary, with one head."""
 
 
 class ObjectiveSettings(Settings):
     """An item of `objectives`."""
 
-    name: str = Field(description="masked_lm, sentence_pairs, or module:Class of your own")
+    name: str = Field(description="masked_lm, sentence_pairs, causal, or module:Class of your own")
     weight: PositiveFloat = Field(1.0, description="factor of its mean loss in the sum over all objectives")
     task: PairTask | None = Field(
         None, description="of sentence_pairs: next_sentence (the default) or sentence_order, as data.sentence_pairs"
@@ -31,8 +34,7 @@ class ObjectiveSettings(Settings):
     @model_validator(mode="after")
     def _check_name(self) -> ObjectiveSettings:
         if self.name not in BUILT_IN and not self.is_own:
-            hint = {"mlm": MASKED_LM, "nsp": SENTENCE_PAIRS, "next_sentence": SENTENCE_PAIRS, "sop": SENTENCE_PAIRS}
-            near = hint.get(self.name.lower())
+            near = _OTHER_NAMES.get(self.name.lower())
             raise SettingError(
                 f"the objective {self.name!r} is unknown",
                 fix=f"write name: {near}"
@@ -65,6 +67,12 @@ class ObjectiveSettings(Settings):
         return "none" if self.name != SENTENCE_PAIRS else self.task or "next_sentence"
 
 
+_OTHER_NAMES = {
+    **dict.fromkeys(("mlm",), MASKED_LM),
+    **dict.fromkeys(("nsp", "next_sentence", "sop"), SENTENCE_PAIRS),
+    **dict.fromkeys(("clm", "causal_lm", "next_token"), CAUSAL),
+}
+
 Objectives = tuple[ObjectiveSettings, ...]
 
 
@@ -83,17 +91,30 @@ def sentence_pairs_of(objectives: Sequence[ObjectiveSettings]) -> SentencePairs:
     return next((each.sentence_pairs for each in objectives if each.name == SENTENCE_PAIRS), "none")
 
 
+def is_causal(objectives: Sequence[ObjectiveSettings]) -> bool:
+    """Return whether these objectives see unmasked rows under a causal mask."""
+    return any(each.name == CAUSAL for each in objectives)
+
+
 def check_objectives(objectives: Sequence[ObjectiveSettings], where: str) -> None:
     """Check a list of objectives; `where` names it.
 
     Raises:
-        SettingError: it is empty, or names one twice.
+        SettingError: it is empty, names one twice, or names causal beside others.
     """
     names = [each.name for each in objectives]
     if not names:
         raise SettingError(f"{where} is empty", fix="name an objective, or remove it", code="no-objective")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise SettingError(f"{where} names {twice} twice", fix="remove one of them", code="duplicate-objective")
+    if is_causal(objectives) and len(names) > 1:
+        others = " and ".join(name for name in names if name != CAUSAL)
+        raise SettingError(
+            f"{where} names {CAUSAL} with {others}: a pass through the model has one mask, and {CAUSAL} hides from "
+            "every token those after it, which the others see",
+            fix=f"train {CAUSAL} in a stage of its own (training.stages)",
+            code="causal-with-others",
+        )
 
 
 def union(lists: Sequence[Objectives]) -> Objectives:

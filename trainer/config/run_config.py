@@ -59,7 +59,8 @@ class RunConfig(Settings):
     objectives: Objectives | None = Field(
         None,
         description="list of {name, weight, task, settings}: what the model is trained to predict, masked_lm, "
-        "sentence_pairs or module:Class of your own; by default masked_lm, and what data.sentence_pairs names",
+        "sentence_pairs, causal (alone in its stage) or module:Class of your own; by default masked_lm, and what "
+        "data.sentence_pairs names",
     )
     data: DataSettings
     training: TrainingSettings

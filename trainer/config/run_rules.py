@@ -8,7 +8,14 @@ from data_prep.base.settings import SettingError
 from data_prep.storage import storage
 from trainer.config.duration import Duration
 from trainer.config.families.registry import FAMILIES
-from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS, check_objectives, sentence_pairs_of
+from trainer.config.objective_settings import (
+    CAUSAL,
+    MASKED_LM,
+    OF_TOKENS,
+    SENTENCE_PAIRS,
+    check_objectives,
+    sentence_pairs_of,
+)
 from trainer.config.registry_settings import check_kept
 from trainer.config.run_settings import BEST_METRICS
 from trainer.config.stages import Stage, epochs_of
@@ -111,7 +118,7 @@ def _check_task(config: RunConfig) -> None:
             )
     names = [each.name for each in config.all_objectives]
     needs_masked_lm = {
-        "model.output_bias=frequencies": config.model.output_bias == "frequencies",
+        "model.output_bias=frequencies": config.model.output_bias == "frequencies" and not {*names} & {*OF_TOKENS},
         "evaluation.minimal_pairs": config.evaluation.minimal_pairs is not None,
         "evaluation.suite": config.evaluation.suite is not None,
         "registry.name": config.registry.name is not None,
@@ -194,6 +201,8 @@ def _check_measured(config: RunConfig, setting: str, metric: str) -> None:
         reason, fix = "with data.sentence_pairs=none", "set data.sentence_pairs=next_sentence"
     elif metric.startswith("valid/mlm") and MASKED_LM not in names:
         reason, fix = "without the objective masked_lm", "add masked_lm to objectives"
+    elif metric.startswith("valid/causal") and CAUSAL not in names:
+        reason, fix = "without the objective causal", "train it in a stage"
     elif metric.startswith("valid/minimal_pairs") and not config.evaluation.minimal_pairs:
         reason, fix = "without evaluation.minimal_pairs", "set evaluation.minimal_pairs to a directory"
     elif metric.startswith("suite/") and not config.evaluation.suite:

@@ -11,7 +11,10 @@ from data_prep.base.settings import NonNegativeInt, PathText, Probability, Secon
 from trainer.config.custom_code import is_custom
 from trainer.config.data_settings import MaskingRate, MaskUnit
 
-BEST_METRICS = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs_accuracy")
+BEST_METRICS = (
+    *("valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs_accuracy"),
+    *("valid/causal_loss", "valid/causal_accuracy"),
+)
 _OTHER_METRIC = re.compile(r"suite/[A-Za-z0-9_-]+/[A-Za-z0-9_-]+|valid/[a-z][a-z0-9_]*")
 
 
@@ -35,8 +38,9 @@ class CheckpointSettings(Settings):
     best_metric: str = Field(
         "valid/mlm_loss",
         description="metric for keep_best: valid/mlm_loss, valid/mlm_accuracy, valid/pair_accuracy, "
-        "valid/minimal_pairs_accuracy, suite/NAME/TASK and suite/NAME/average of evaluation.suite, or valid/NAME_loss "
-        "and valid/NAME_accuracy of an objective of your own",
+        "valid/minimal_pairs_accuracy, valid/causal_loss, valid/causal_accuracy, suite/NAME/TASK and "
+        "suite/NAME/average of evaluation.suite, or valid/NAME_loss and valid/NAME_accuracy of an objective of your "
+        "own",
     )
     average_last: Annotated[int, Field(ge=2)] | None = Field(
         None,

@@ -15,7 +15,7 @@ from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings, WeightedShards
 from trainer.config.duration import Duration
 from trainer.config.model_settings import ModelSettings
-from trainer.config.objective_settings import Objectives, check_objectives, sentence_pairs_of
+from trainer.config.objective_settings import OF_TOKENS, Objectives, check_objectives, is_causal, sentence_pairs_of
 from trainer.config.run_settings import EvaluationSettings
 from trainer.config.schedule import (
     learning_rate,
@@ -71,7 +71,7 @@ class Stage(StageShape):
     data_sets: tuple[int, ...]
     """Data sets of the stage: indices into `RunConfig.data_sets`, in the order of `data.components`."""
     evaluation_data: DataSettings
-    """Data of valid/own_mlm_loss, with the masking of the end of the run, so that all values compare."""
+    """Data of valid/own_mlm_loss, with the masking of the last stage that has one, so that all values compare."""
     evaluation: EvaluationSettings
     model: ModelSettings
     """The model with the RoPE bases of this stage."""
@@ -85,9 +85,15 @@ class Stage(StageShape):
     masking_clock: Clock
     gradient_clipping: float
 
-    def trains(self, objective: str) -> bool:
-        """Return whether the stage trains the objective of that name."""
-        return any(each.name == objective for each in self.objectives)
+    @property
+    def predicted_share(self) -> float:
+        """Share of the positions of a row whose hidden states the head over the vocabulary gets."""
+        return self.room_for_labels if any(each.name in OF_TOKENS for each in self.objectives) else 0.0
+
+    @property
+    def room_for_labels(self) -> float:
+        """Share of the positions of a row that have room for a label, whether or not the stage trains on labels."""
+        return 1.0 if self.is_causal else self.data.max_mlm_probability
 
     @property
     def label(self) -> str:
@@ -166,11 +172,18 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     for number, (item, shape) in enumerate(zip(settings, shapes, strict=True)):
         own_clock = Clock(first_step, shape.steps)
         stage_name = f"training.stages.{numbers[number]}" + (f" ({item.name})" if item.name else "")
-        objectives = item.objectives or config.run_objectives
+        objectives = _objectives(config, item)
         if item.objectives is not None:
             check_objectives(item.objectives, f"{stage_name}.objectives")
         of_masking = ("mlm_probability", "mask_unit", "masking")
         masks: dict[str, Any] = {name: getattr(item, name) for name in of_masking if getattr(item, name)}
+        if masks and shape.is_causal:
+            name, value = next(iter(masks.items()))
+            raise SettingError(
+                f"{stage_name}: {name}={value} has no effect: the stage trains causal, whose rows are not masked",
+                fix=f"remove {name} from the stage",
+                code="setting-without-effect",
+            )
         masks["sentence_pairs"] = sentence_pairs_of(objectives)
         if item.mlm_probability is not None:
             masks["final_mlm_probability"] = item.final_mlm_probability
@@ -203,7 +216,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
         )
         first_step += shape.steps
     members = iter(_data_sets([stage.data.components for stage in stages])[0])
-    last = stages[-1].data
+    last = next((stage.data for stage in reversed(stages) if not stage.is_causal), stages[-1].data)
     return tuple(replace(stage, data_sets=next(members), evaluation_data=last) for stage in stages)
 
 
@@ -282,10 +295,15 @@ def _shape(config: RunConfig, item: StageSettings, number: int) -> StageShape:
         steps=1,
         sequence_length=item.sequence_length or config.data.sequence_length,
         batch_warmup=warmup and with_ramp_steps(warmup, sizes["global_batch_tokens"]),
+        is_causal=is_causal(_objectives(config, item)),
         **sizes,
     )
     of_tokens = lambda tokens: steps_for_tokens(tokens, [replace(shape, steps=tokens)])  # noqa: E731
     return replace(shape, steps=item.duration.in_steps(1, of_tokens))
+
+
+def _objectives(config: RunConfig, item: StageSettings) -> Objectives:
+    return item.objectives or config.run_objectives
 
 
 def _cut(shapes: Sequence[StageShape], steps: int) -> list[StageShape]:

@@ -16,7 +16,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.data_settings import DataSettings
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.custom_masking import CustomMasking
-from trainer.data.masking import Masking, mask_rows, piece_kinds
+from trainer.data.masking import MaskedRows, Masking, mask_rows, piece_kinds
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, RowSettings, Segments
 from trainer.data.randomness import Purpose, fold, root_key
 from trainer.data.sample_range import SampleRange
@@ -141,6 +141,18 @@ def _token_types(firsts: np.ndarray, segments: Segments, num_positions: int) -> 
     return np.cumsum(steps[:-1])
 
 
+def next_tokens(rows: Rows, pad: int) -> MaskedRows:
+    """Return rows without masks, in which every token is predicted at the position before it.
+
+    A sequence begins with [CLS], which nothing predicts, and its last token predicts [SEP]. That one and padding
+    predict nothing, so R * L predictions are room for any rows.
+    """
+    is_predicted = rows.input_ids != pad
+    is_predicted[rows.starts] = False
+    predicted = np.flatnonzero(is_predicted)
+    return MaskedRows.of(rows.input_ids, predicted - 1, rows.input_ids[predicted], len(rows.input_ids))
+
+
 def _pairs(firsts: np.ndarray, labels: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     labeled = labels != IGNORED
     return _filled(firsts[labeled], capacity, 0), _filled(labels[labeled], capacity, IGNORED)
@@ -179,7 +191,8 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
 
         Its segments, their shards, and the position (sum(lengths),) of each of their tokens come with it.
         """
-        length = self._samples.settings.sequence_length
+        settings = self._samples.settings
+        length = settings.sequence_length
         numbers = np.arange(which.first, which.first + self._num_rows)
         segments, shards = self._samples.segments_of_samples(which.epoch, np.arange(which.first, which.stop))
         num_unreadable_rows = 0
@@ -188,10 +201,13 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
         special_tokens = self._masking.special_tokens
         tokens = read_segments(segments, shards)
         check_tokens(tokens, segments, shards, self._masking.vocab_size)
-        rows = assemble_rows(segments, tokens, self._num_rows, self._samples.settings, special_tokens)
-        keys = fold(fold(self._mask_key, which.epoch), numbers)
-        input_ids = rows.input_ids.reshape(self._num_rows, length)
-        masked = self._mask_rows(input_ids, keys, probability=mlm_probability)
+        rows = assemble_rows(segments, tokens, self._num_rows, settings, special_tokens)
+        if settings.is_causal:
+            masked = next_tokens(rows, special_tokens.pad)
+        else:
+            keys = fold(fold(self._mask_key, which.epoch), numbers)
+            input_ids = rows.input_ids.reshape(self._num_rows, length)
+            masked = self._mask_rows(input_ids, keys, probability=mlm_probability)
         batch = Batch.of_sequences(
             masked.input_ids,
             rows.starts,
@@ -203,6 +219,7 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
             next_sentence_labels=rows.next_sentence_labels,
             num_unreadable_rows=num_unreadable_rows,
             pad_token_id=special_tokens.pad,
+            is_causal=settings.is_causal,
         )
         return batch, segments, shards, rows.token_positions
 

@@ -30,8 +30,8 @@ class Batch:
     Sequences (part of a document, a sentence pair, or the padding that closes a row) never cross a row, never
     attend to each other, and each counts its positions from 0. The capacity S of `cu_seqlens` follows the number of
     sequences in the micro-batch (`sequence_capacity`); unused entries repeat T. The other capacities are per row, so
-    nothing overflows: P = R * ceil(mlm_probability * L) predictions, C pairs (0 without sentence pairs). An unused
-    entry of `masked_positions` or `cls_positions` is 0 and its label -100.
+    nothing overflows: P = R * ceil(mlm_probability * L) predictions (R * L in a causal batch), C pairs (0 without
+    sentence pairs). An unused entry of `masked_positions` or `cls_positions` is 0 and its label -100.
     """
 
     input_ids: torch.Tensor
@@ -43,9 +43,9 @@ class Batch:
     cu_seqlens: torch.Tensor
     """(S + 1,) int32: starts of the sequences, then T."""
     masked_positions: torch.Tensor
-    """(P,) int64: indices into (T,) of the predicted tokens."""
+    """(P,) int64: indices into (T,) of the predicted tokens; in a causal batch of the tokens before them."""
     labels: torch.Tensor
-    """(P,) int64: the original ids at these positions, -100 where unused."""
+    """(P,) int64: the original ids of the predicted tokens, -100 where unused."""
     sequence_length: int
     """L: positions in a row, the largest length of a sequence."""
     cls_positions: torch.Tensor = field(default_factory=_nothing)
@@ -60,6 +60,8 @@ class Batch:
     """False if all `token_type_ids` are known to be 0, so that models need not check."""
     longest_sequence: int = 0
     """Bound of the sequences' lengths in positions, padding included (`longest_sequence`); 0: unknown."""
+    is_causal: bool = False
+    """Whether a position sees only itself and what is before it in its sequence, and predicts the next token."""
 
     @classmethod
     def of_sequences(
@@ -75,6 +77,7 @@ class Batch:
         next_sentence_labels: np.ndarray | None = None,
         num_unreadable_rows: int = 0,
         pad_token_id: int = PAD_TOKEN_ID,
+        is_causal: bool = False,
     ) -> Batch:
         """Return the batch of the sequences that begin at `starts` (N,), ascending from 0; padding is a sequence too.
 
@@ -102,6 +105,7 @@ class Batch:
             pad_token_id=pad_token_id,
             has_segment_b=token_type_ids is not None,
             longest_sequence=longest_sequence(int(lengths.max()), sequence_length),
+            is_causal=is_causal,
         )
 
     @property
@@ -163,7 +167,7 @@ class Batch:
         parts = packed[header_size:].split(words)
         tensors = dict(zip(TENSOR_NAMES, parts, strict=True))
         tensors["cu_seqlens"] = tensors["cu_seqlens"].view(torch.int32)[: sizes["cu_seqlens"]]
-        return cls(**tensors, **numbers | {"has_segment_b": bool(numbers["has_segment_b"])})
+        return cls(**tensors, **numbers | {name: bool(numbers[name]) for name in ("has_segment_b", "is_causal")})
 
 
 TENSOR_NAMES = tuple(field.name for field in fields(Batch) if field.type == "torch.Tensor")

@@ -98,7 +98,10 @@ class _Text:
         self._seen = batch.input_ids.numpy()
         self._originals = np.full(len(self._seen), IGNORED)
         used = batch.labels.numpy() != IGNORED
-        self._originals[batch.masked_positions.numpy()[used]] = batch.labels.numpy()[used]
+        self._predicts = batch.masked_positions.numpy()[used]
+        self._is_causal = batch.is_causal
+        if not batch.is_causal:
+            self._originals[self._predicts] = batch.labels.numpy()[used]
         self.filled = self._seen != batch.pad_token_id
 
     def summary(self, first: int, stop: int) -> str:
@@ -106,10 +109,11 @@ class _Text:
         predicted = first + np.flatnonzero(self._originals[first:stop] != IGNORED)
         kinds = [self._kind(position) for position in predicted.tolist()]
         filled = int(self.filled[first:stop].sum())
-        return (
-            f"{filled} of {stop - first} positions filled ({filled / (stop - first):.1%}), {len(kinds)} predicted "
-            f"({kinds.count('masked')} masked, {kinds.count('random')} random, {kinds.count('unchanged')} unchanged)"
-        )
+        number = int(((first <= self._predicts) & (self._predicts < stop)).sum())
+        how = f"{kinds.count('masked')} masked, {kinds.count('random')} random, {kinds.count('unchanged')} unchanged"
+        how = "each from those before it" if self._is_causal else how
+        share = filled / (stop - first)
+        return f"{filled} of {stop - first} positions filled ({share:.1%}), {number} predicted ({how})"
 
     def marked(self, first: int, stop: int) -> str:
         """Return the text of the positions, with the predicted tokens in brackets."""

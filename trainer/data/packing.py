@@ -32,6 +32,8 @@ class RowSettings:
     """L: positions of a row."""
     pair_task: PairTask | None = None
     short_seq_probability: float = 0.0
+    is_causal: bool = False
+    """Whether positions predict the next token, on which the order does not depend."""
 
     @property
     def max_pairs(self) -> int:

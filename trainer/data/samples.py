@@ -211,7 +211,7 @@ def check_has_sentences(url: str, manifest: Manifest, pair_task: PairTask | None
 def row_settings(data: DataSettings, stage: StageShape) -> RowSettings:
     """Return the form of a row in the stage."""
     task = None if data.sentence_pairs == "none" else data.sentence_pairs
-    return RowSettings(stage.sequence_length, task, data.short_seq_probability)
+    return RowSettings(stage.sequence_length, task, data.short_seq_probability, stage.is_causal)
 
 
 def training_samples(

@@ -19,6 +19,7 @@ from trainer.objectives.pretraining import num_parameters
 
 _TASKS = {
     "masked_lm": "masked language modeling",
+    "causal": "causal language modeling",
     "sentence_pairs": "next-sentence prediction",
     "next_sentence": "next-sentence prediction",
     "sentence_order": "sentence-order prediction",
@@ -64,7 +65,7 @@ def model_card(name: str, config: RunConfig, facts: TrainingFacts, tokenizer: To
             "## Training\n\n" + _training(config, facts, tokenizer),
             "## Data\n\n" + _data(facts),
             "## Evaluation\n\n" + _evaluation(facts),
-            "## Intended use and limits\n\n" + _limits(config),
+            "## Intended use and limits\n\n" + _limits(config, facts),
         ]
     )
 
@@ -168,8 +169,15 @@ def _evaluation(facts: TrainingFacts) -> str:
     return "On held-out documents of the same data:\n\n" + "\n".join(lines) + ending
 
 
-def _limits(config: RunConfig) -> str:
-    return (
+def _limits(config: RunConfig, facts: TrainingFacts) -> str:
+    stage = None if facts.step is None else config.stage_of(facts.step)
+    causal = (
+        f"These weights are of a causal stage (step {facts.step:,}): they predict the next token, and fill masks only "
+        "after training with masks. "
+        if stage is not None and stage.is_causal
+        else ""
+    )
+    return causal + (
         "Intended for fill-mask, for fine-tuning on tasks over text, and for sentence embeddings after fine-tuning. "
         "The model does not generate text, and it was not evaluated for any use that affects people. It reflects its "
         "training text with its errors and biases, and does not know languages and subjects outside it. Truncate text "
@@ -194,6 +202,8 @@ def _each(values: Iterable[str]) -> str:
 
 
 def _masking_rate(stage: Stage) -> str:
+    if stage.is_causal:
+        return "none (causal)"
     data = stage.data
     first, last = data.mlm_probability, data.evaluated_mlm_probability
     rate = f"{first:g}" if first == last else f"{first:g} at the first step to {last:g} at the last"

@@ -14,6 +14,8 @@ from trainer.validation.loss import perplexity
 NOTABLE_WAIT = 0.1
 """A line shows data loading if it takes at least this share of the time."""
 SHOWN_HOSTS = 4
+OF_TOKENS = ("mlm", "causal")
+"""Names in metrics of the objectives that predict tokens."""
 SHOWN_GROUPS = 8
 """Maximum number of sources, or lengths, in a line; MLflow has all."""
 
@@ -55,23 +57,25 @@ def evaluation_line(
 ) -> str:
     """Format the line of an evaluation, with the loss of a model that knows only how frequent each token is."""
     parts = [f"valid at step {step}"]
-    if "valid/mlm_loss" in metrics:
-        parts += [
-            f"mlm loss {metrics['valid/mlm_loss']:.3f}"
-            + (f" (unigram entropy {unigram_entropy:.3f})" if unigram_entropy is not None else ""),
-            f"accuracy {metrics['valid/mlm_accuracy']:.1%} (top 5 {metrics['valid/mlm_accuracy_top5']:.1%})",
-            f"perplexity {metrics['valid/mlm_perplexity']:,.1f}",
-        ]
-    elif "mlm" in labels:
-        parts.append("no mlm loss: no token of the valid split is masked, because it is empty or too small")
+    for name in OF_TOKENS:
+        if f"valid/{name}_loss" in metrics:
+            loss, accuracy, top5 = (metrics[f"valid/{name}_{value}"] for value in ("loss", "accuracy", "accuracy_top5"))
+            parts += [
+                f"{name} loss {loss:.3f}"
+                + (f" (unigram entropy {unigram_entropy:.3f})" if unigram_entropy is not None else ""),
+                f"accuracy {accuracy:.1%} (top 5 {top5:.1%})",
+                f"perplexity {metrics[f'valid/{name}_perplexity']:,.1f}",
+            ]
+        elif name in labels:
+            parts.append(f"no {name} loss: no token of the valid split is predicted, because it is empty or too small")
     if "valid/own_mlm_loss" in metrics:
         parts.append(f"as it trains {metrics['valid/own_mlm_loss']:.3f}")
     if "valid/word_bits_per_byte" in metrics:
         parts.append(f"words {metrics['valid/word_bits_per_byte']:.3f} bits/byte")
     for name, label in labels.items():
-        if name != "mlm" and f"valid/{name}_accuracy" in metrics:
+        if name not in OF_TOKENS and f"valid/{name}_accuracy" in metrics:
             parts.append(f"{label} accuracy {metrics[f'valid/{name}_accuracy']:.1%}")
-        elif name != "mlm" and f"valid/{name}_loss" in metrics:
+        elif name not in OF_TOKENS and f"valid/{name}_loss" in metrics:
             parts.append(f"{label} loss {metrics[f'valid/{name}_loss']:.3f}")
     if "valid/minimal_pairs_accuracy" in metrics:
         parts.append(f"minimal pairs {metrics['valid/minimal_pairs_accuracy']:.1%}")

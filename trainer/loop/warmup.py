@@ -96,7 +96,7 @@ def one_of_each_shape(stages: Sequence[Stage]) -> list[Stage]:
         (
             stage.micro_batch_tokens,
             stage.sequence_length,
-            stage.data.max_mlm_probability,
+            stage.room_for_labels,
             *(each.name for each in stage.objectives),
         ): stage
         for stage in stages

@@ -228,9 +228,12 @@ class Health:
                 f"median {median:.4f}; show its samples: `clozeworks show-batch --config CONFIG "
                 f"{samples.as_options(step)}`, with CONFIG and overrides of the run"
             )
-        if (mlm := self._mlm) is not None and mlm.is_known(samples.stage):
-            since = step - mlm.first_step + 1
-            warnings += self._once("plateau", plateau_warning(since, mlm.median, self._entropy, self._settings))
+        if (tokens := self._of_tokens) is not None and tokens.is_known(samples.stage):
+            since = step - tokens.first_step + 1
+            name = tokens.objective.metric
+            warnings += self._once(
+                "plateau", plateau_warning(since, tokens.median, self._entropy, self._settings, name)
+            )
         for recent in self._of_objectives:
             warnings += self._once(f"objective {recent.objective.metric}", recent.warning(step, samples.stage))
         return warnings
@@ -253,13 +256,15 @@ class Health:
     def metrics(self) -> dict[str, float]:
         """Health under its MLflow names."""
         values = {"health/loss_spikes": float(self.num_spikes)}
-        if self._entropy is not None and self._mlm is not None and self._mlm.is_trained(self._stage):
-            values["health/nats_below_unigram_entropy"] = self._entropy - self._mlm.median
+        if self._entropy is not None and (tokens := self._of_tokens) is not None:
+            values["health/nats_below_unigram_entropy"] = self._entropy - tokens.median
         return values
 
     @property
-    def _mlm(self) -> _Recent | None:
-        return next((recent for recent in self._of_objectives if recent.objective.metric == "mlm"), None)
+    def _of_tokens(self) -> _Recent | None:
+        """The metrics of the objective that predicts tokens in the current stage."""
+        trained = (recent for recent in self._of_objectives if recent.is_trained(self._stage))
+        return next((recent for recent in trained if recent.objective.metric in ("mlm", "causal")), None)
 
     def _once(self, kind: str, warning: str | None) -> list[str]:
         if warning is None or kind in self._warned:
@@ -268,12 +273,14 @@ class Health:
         return [warning]
 
 
-def plateau_warning(step: int, mlm_loss: float, entropy: float | None, settings: HealthSettings) -> str | None:
-    """Warn if the loss is still at the unigram entropy after `plateau_steps`; else None."""
-    if entropy is None or step < settings.plateau_steps or mlm_loss < entropy - settings.plateau_margin_nats:
+def plateau_warning(
+    step: int, loss: float, entropy: float | None, settings: HealthSettings, metric: str = "mlm"
+) -> str | None:
+    """Warn if the loss of `metric` is still at the unigram entropy after `plateau_steps`; else None."""
+    if entropy is None or step < settings.plateau_steps or loss < entropy - settings.plateau_margin_nats:
         return None
     return (
-        f"the MLM loss {mlm_loss:.4f} is still at the unigram entropy {entropy:.4f} after {step:,} steps: the model "
-        "predicts token frequencies and ignores context. Raise optimizer.learning_rate, lengthen the warmup, or check "
-        "the samples with `clozeworks show-batch`"
+        f"the {metric.upper()} loss {loss:.4f} is still at the unigram entropy {entropy:.4f} after {step:,} steps: the "
+        "model predicts token frequencies and ignores context. Raise optimizer.learning_rate, lengthen the warmup, or "
+        "check the samples with `clozeworks show-batch`"
     )

@@ -16,7 +16,6 @@ from typing import TypeVar
 
 import torch
 
-from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.model.sizes import flops_per_token
@@ -152,8 +151,9 @@ def flops_per_position(config: RunConfig, stage: Stage) -> float:
     return flops_per_token(
         config.model,
         stage.sequence_length,
-        stage.data.max_mlm_probability if stage.trains(MASKED_LM) else 0.0,
+        stage.predicted_share,
         stage.data.has_sentence_pairs,
+        stage.is_causal,
     )
 
 

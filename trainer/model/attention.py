@@ -55,6 +55,8 @@ class AttentionLayout(NamedTuple):
     longest: torch.Tensor | None = None
     """varlen: (bound of the sequences' lengths, 0), without bytes. A size is a symbol of a compiled graph, and a number
     would be a constant of it."""
+    is_causal: bool = False
+    """Whether a position sees none to its right."""
 
 
 def choose_kernel(
@@ -89,11 +91,11 @@ def attention_layout(
     if kernel == "masked":
         bias = _as_bias(_are_apart(batch, reach), dtype)
     elif kernel == "by_sequence" and reach is not None:
-        bias = _as_bias(_are_far(batch, reach), dtype)
+        bias = _as_bias(_are_out_of_sight(batch, reach), dtype)
     bound = (batch.longest_sequence or batch.sequence_length, 0)
     longest = batch.input_ids.new_empty(bound) if kernel == "varlen" else None
     rows = (batch.cu_seqlens, batch.sequence_length, batch.num_rows)
-    return AttentionLayout(kernel, *rows, reach, bias, rotation, longest)
+    return AttentionLayout(kernel, *rows, reach, bias, rotation, longest, batch.is_causal)
 
 
 def attend(
@@ -107,7 +109,9 @@ def attend(
     if layout.kernel == "varlen":
         return _attend_varlen(query, key, value, layout)
     if layout.kernel == "by_sequence":
-        return attend_by_sequence(query, key, value, layout.cu_seqlens, layout.bias)
+        # A bias hides what is to the right, too.
+        is_causal = layout.is_causal and layout.bias is None
+        return attend_by_sequence(query, key, value, layout.cu_seqlens, layout.bias, is_causal)
     return _attend_masked(query, key, value, layout, dropout)
 
 
@@ -146,9 +150,10 @@ def _attend_varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     assert layout.longest is not None
-    longest, reach = layout.longest.shape[0], -1 if layout.reach is None else layout.reach
+    longest, left = layout.longest.shape[0], -1 if layout.reach is None else layout.reach
+    window = (left, 0 if layout.is_causal else left)
     attended = varlen_attn(
-        query, key, value, layout.cu_seqlens, layout.cu_seqlens, longest, longest, window_size=(reach, reach)
+        query, key, value, layout.cu_seqlens, layout.cu_seqlens, longest, longest, window_size=window
     )
     assert isinstance(attended, torch.Tensor), "a tuple comes only where more is asked for"
     return attended
@@ -167,18 +172,22 @@ def _attend_masked(
 
 
 def _are_apart(batch: Batch, reach: int | None) -> torch.Tensor:
-    """Return whether two positions of a row are of different sequences, or further apart than `reach`; (R, 1, L, L)."""
+    """Return whether the second of two positions of a row is hidden from the first: it is in another sequence, or out
+    of its sight; (R, 1, L, L)."""
     positions = torch.arange(batch.input_ids.numel(), device=batch.cu_seqlens.device, dtype=torch.int32)
     sequences = torch.bucketize(positions, batch.cu_seqlens[1:], right=True)  # (T,): number of each position's sequence
     sequences = sequences.view(batch.num_rows, 1, batch.sequence_length)
     differs = sequences.unsqueeze(-1) != sequences.unsqueeze(-2)  # (R, 1, L, L)
-    return differs if reach is None else differs | _are_far(batch, reach)
+    return differs | _are_out_of_sight(batch, reach) if batch.is_causal or reach is not None else differs
 
 
-def _are_far(batch: Batch, reach: int) -> torch.Tensor:
-    """Return whether two positions are further apart than `reach`, (L, L) bool."""
+def _are_out_of_sight(batch: Batch, reach: int | None) -> torch.Tensor:
+    """Return whether the second of two positions is further than `reach` from the first, or, in a causal batch, to its
+    right; (L, L) bool."""
     positions = torch.arange(batch.sequence_length, device=batch.cu_seqlens.device)
-    return (positions.unsqueeze(-1) - positions).abs() > reach
+    left = positions.unsqueeze(-1) - positions
+    far = left.abs() > (batch.sequence_length if reach is None else reach)
+    return far | (left < 0) if batch.is_causal else far
 
 
 def _as_bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -23,6 +23,7 @@ def attend_by_sequence(
     value: torch.Tensor,
     cu_seqlens: torch.Tensor,
     bias: torch.Tensor | None = None,
+    is_causal: bool = False,
 ) -> torch.Tensor:
     """Return scaled dot-product attention within each sequence.
 
@@ -30,9 +31,10 @@ def attend_by_sequence(
         query, key, value: (T, num_heads, head_size), as is the result.
         cu_seqlens: (S + 1,) int32, starts of the sequences, then T; unused entries repeat T.
         bias: (L, L), added to the scores of a sequence from its first position on; L is at least the longest length.
+        is_causal: a position sees none to its right; without a bias, which would say so itself.
     """
     attended: torch.Tensor
-    attended, _ = torch.ops.clozeworks.attend_by_sequence(query, key, value, cu_seqlens, bias)
+    attended, _ = torch.ops.clozeworks.attend_by_sequence(query, key, value, cu_seqlens, bias, is_causal)
     return attended
 
 
@@ -40,25 +42,29 @@ def attend_by_sequence(
     "clozeworks::attend_by_sequence",
     mutates_args=(),
     device_types="cpu",
-    schema="(Tensor query, Tensor key, Tensor value, Tensor cu_seqlens, Tensor? bias) -> (Tensor, Tensor)",
+    schema="(Tensor query, Tensor key, Tensor value, Tensor cu_seqlens, Tensor? bias, bool is_causal) "
+    "-> (Tensor, Tensor)",
 )
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, bias: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the attended values, and the log-sum-exp of each position's scores, (T, num_heads) float32 or float64."""
     attended, log_sum_exp = _empty_results(query)
     for sequence in _sequences(cu_seqlens):
         inputs = (_as_one(tensor[sequence]) for tensor in (query, key, value))
-        result, sums = _forward(*inputs, attn_mask=_corner(bias, sequence))
+        result, sums = _forward(*inputs, 0.0, is_causal, attn_mask=_corner(bias, sequence))
         attended[sequence] = result[0].transpose(0, 1)
         log_sum_exp[sequence] = sums[0].transpose(0, 1)
     return attended, log_sum_exp
 
 
 @_attend.register_fake
-def _attend_fake(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, bias: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend_fake(query: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _empty_results(query)
 
 
@@ -67,7 +73,7 @@ def _attend_fake(
     mutates_args=(),
     device_types="cpu",
     schema="(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor attended, Tensor log_sum_exp, "
-    "Tensor cu_seqlens, Tensor? bias) -> Tensor",
+    "Tensor cu_seqlens, Tensor? bias, bool is_causal) -> Tensor",
 )
 def _attend_backward(
     gradient: torch.Tensor,
@@ -78,6 +84,7 @@ def _attend_backward(
     log_sum_exp: torch.Tensor,
     cu_seqlens: torch.Tensor,
     bias: torch.Tensor | None,
+    is_causal: bool,
 ) -> torch.Tensor:
     """Return the gradients of queries, keys and values in one tensor (T, 3, num_heads, head_size); see `split_qkv`."""
     gradients = _empty_gradients(query)
@@ -87,7 +94,7 @@ def _attend_backward(
     for sequence in _sequences(cu_seqlens):
         inputs = (_as_one(tensor[sequence]) for tensor in exact)
         sums = log_sum_exp[sequence].transpose(0, 1)[None]
-        results = _backward(*inputs, sums, 0.0, False, attn_mask=_corner(exact_bias, sequence))
+        results = _backward(*inputs, sums, 0.0, is_causal, attn_mask=_corner(exact_bias, sequence))
         for whole, part in zip(gradients.unbind(1), results, strict=True):
             whole[sequence] = part[0].transpose(0, 1)
     return gradients
@@ -99,13 +106,13 @@ def _attend_backward_fake(gradient: torch.Tensor, query: torch.Tensor, *rest: An
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, cu_seqlens, bias = inputs
+    query, key, value, cu_seqlens, bias, ctx.is_causal = inputs
     ctx.save_for_backward(query, key, value, *output, cu_seqlens, bias)
 
 
 def _differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    gradients = torch.ops.clozeworks.attend_by_sequence_backward(gradient, *ctx.saved_tensors)
-    return *gradients.unbind(1), None, None
+    gradients = torch.ops.clozeworks.attend_by_sequence_backward(gradient, *ctx.saved_tensors, ctx.is_causal)
+    return *gradients.unbind(1), None, None, None
 
 
 _attend.register_autograd(_differentiate, setup_context=_save)

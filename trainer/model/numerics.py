@@ -19,7 +19,6 @@ import torch
 from data_prep.base.processor import Processor, this_processor
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS, gradient_sum
-from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.distributed.gradient_reduction import ranks_per_node
 from trainer.distributed.process_group import Ranks, gather_objects
@@ -145,13 +144,13 @@ def describe_numerics(config: RunConfig, ranks: Ranks) -> dict[str, str]:
             num_predictions(
                 batch_arithmetic(stage, ranks.world_size).micro_batch_tokens,
                 stage.sequence_length,
-                stage.data.max_mlm_probability,
+                stage.predicted_share,
             ),
             model.padded_vocab_size,
             dtype,
         )
         for stage in config.stages
-        if stage.trains(MASKED_LM)
+        if stage.predicted_share
     ]
     if any(is_in_chunks):
         described["loss over the vocabulary"] = ", ".join(

@@ -21,7 +21,7 @@ FLOPS_FORMULA = (
     " + num_local_layers * min(sequence_length, local_attention))"
     " + mlm_probability * 6 * (num_dense_matrices * hidden_size**2 + hidden_size * padded_vocab_size)"
 )
-"""What `flops_per_token` computes without sentence pairs, for reports."""
+"""What `flops_per_token` computes without sentence pairs and without a causal mask, for reports."""
 
 
 def num_block_norms(config: ModelSettings) -> int:
@@ -34,14 +34,19 @@ def num_block_norms(config: ModelSettings) -> int:
 
 
 def flops_per_token(
-    config: ModelSettings, sequence_length: int, mlm_probability: float = 0.15, next_sentence: bool = False
+    config: ModelSettings,
+    sequence_length: int,
+    mlm_probability: float = 0.15,
+    next_sentence: bool = False,
+    is_causal: bool = False,
 ) -> float:
     """Return the operations of forward and backward per position, where a multiplication and an addition are two.
 
     The sum has 6 per weight of the blocks' matrices (2 forward, 4 backward; the feed-forward layer has 2 matrices, 3
-    with a gate), attention as if each row were one sequence, of which a local layer sees a window, the MLM head on the
-    share of positions that is predicted, and pooler and next-sentence head on one pair per row. BERT-large has 1.879e9
-    at length 128 and 1.992e9 at 512. Recomputation by activation checkpointing is not counted: it is no useful work.
+    with a gate), attention as if each row were one sequence, of which a local layer sees a window (and half of either
+    under a causal mask), the MLM head on the share of positions that is predicted, and pooler and next-sentence head on
+    one pair per row. BERT-large has 1.879e9 at length 128 and 1.992e9 at 512. Recomputation by activation checkpointing
+    is not counted: it is no useful work.
     """
     hidden = config.hidden_size
     matrices = 2 * hidden**2 + 2 * hidden * config.key_value_size
@@ -51,7 +56,7 @@ def flops_per_token(
     num_global, num_local = (config.attention_kinds.count(kind) for kind in ("global", "local"))
     flops = (
         6 * config.num_hidden_layers * matrices
-        + 12 * hidden * (num_global * sequence_length + num_local * window)
+        + (6 if is_causal else 12) * hidden * (num_global * sequence_length + num_local * window)
         + mlm_probability * 6 * (num_dense * hidden**2 + hidden * config.padded_vocab_size)
     )
     return flops + (6 * (hidden**2 + 2 * hidden) / sequence_length if next_sentence else 0.0)

@@ -11,13 +11,16 @@ from torch import nn
 from data_prep.base.errors import UsageError
 from trainer.config.custom_code import OBJECTIVE
 from trainer.config.model_settings import ModelSettings
-from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS, Objectives, ObjectiveSettings
+from trainer.config.objective_settings import CAUSAL, MASKED_LM, SENTENCE_PAIRS, Objectives, ObjectiveSettings
 from trainer.config.run_settings import BEST_METRICS, CheckpointSettings
 from trainer.data.batch import Batch
-from trainer.objectives.masked_lm import MaskedLM
+from trainer.objectives.masked_lm import CausalLM, MaskedLM
 from trainer.objectives.objective import Objective, Scores
 
-_RESERVED = ("own", "word", "minimal", "length", "source", "component", "mlm", "pair", "learning", "grad", "unreadable")
+_RESERVED = (
+    *("own", "word", "minimal", "length", "source", "component", "mlm", "pair", "causal", "learning", "grad"),
+    "unreadable",
+)
 """First words of other metrics of training and evaluation."""
 
 
@@ -27,8 +30,8 @@ def class_of(name: str) -> type[Objective]:
     Raises:
         UserError: it cannot be imported, is no such class, or its file changed after it was imported.
     """
-    if name == MASKED_LM:
-        return MaskedLM
+    if name in (MASKED_LM, CAUSAL):
+        return MaskedLM if name == MASKED_LM else CausalLM
     if name == SENTENCE_PAIRS:
         from trainer.objectives.sentence_pairs import SentencePairs
 
@@ -76,12 +79,14 @@ def check_best_metric(settings: CheckpointSettings, objectives: Objectives) -> N
 
 
 def build_objectives(settings: Objectives, config: ModelSettings) -> dict[str, Objective]:
-    """Return the objectives by name, with heads for the model.
+    """Return the objectives by name, with heads for the model; masked_lm and causal have one head.
 
     Raises:
         UsageError: one of the user's cannot be built, or two have the same metric.
     """
     built = {each.name: _build(each, config) for each in settings}
+    if MASKED_LM in built and CAUSAL in built:
+        built[CAUSAL].mlm_head = built[MASKED_LM].mlm_head
     owners: dict[str, str] = {}
     for name, objective in built.items():
         for metric in (f"{objective.metric}_{value}" for value in objective.values):
@@ -147,12 +152,13 @@ def check_trained(objectives: Mapping[str, Objective]) -> None:
 
 
 def submodules_of(objectives: Mapping[str, Objective], taken: Collection[str]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the submodules of all objectives by name.
+    """Yield the submodules of all objectives by name, one that several share once.
 
     Raises:
-        UsageError: two have one name, one has a name that is `taken`, or an objective has a weight beside them.
+        UsageError: two different ones have one name, one has a name that is `taken`, or an objective has a weight
+            beside them.
     """
-    seen = {*taken}
+    seen: dict[str, nn.Module | None] = dict.fromkeys(taken)
     for objective_name, objective in objectives.items():
         for name, _ in objective.named_parameters(recurse=False):
             raise UsageError(
@@ -167,11 +173,13 @@ def submodules_of(objectives: Mapping[str, Objective], taken: Collection[str]) -
                 code="buffer-of-objective",
             )
         for name, module in objective.named_children():
+            if name in seen and seen[name] is module:
+                continue
             if name in seen:
                 raise UsageError(
                     f"objective {objective_name} has a submodule {name!r}, a name that the model has already",
                     fix="rename the submodule",
                     code="duplicate-submodule",
                 )
-            seen.add(name)
+            seen[name] = module
             yield name, module

@@ -1,4 +1,5 @@
-"""Masked language modeling: the original ids of hidden tokens (Devlin et al. 2018, section 3.1)."""
+"""Masked language modeling: the original ids of hidden tokens (Devlin et al. 2018, section 3.1); and causal language
+modeling, the next token of every one, with the same head."""
 
 from __future__ import annotations
 
@@ -68,6 +69,13 @@ class MaskedLM(Objective):
     ) -> torch.Tensor:
         loss_sum: torch.Tensor = self.mlm_head(hidden_states.index_select(0, masked_positions), words, labels)
         return loss_sum
+
+
+class CausalLM(MaskedLM):
+    """The same head and loss for the next token: `labels` are those of the tokens after `masked_positions`, which the
+    hidden states there have not seen (`Batch.is_causal`)."""
+
+    metric = "causal"
 
 
 def _score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

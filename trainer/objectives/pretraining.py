@@ -139,7 +139,7 @@ class PretrainingModel(nn.Module):
         """
         counts = torch.full((self.config.padded_vocab_size,), 0.5, dtype=torch.float64)
         counts[: len(token_counts)] += token_counts
-        bias = self.masked_lm.mlm_head.bias
+        bias = next(each.mlm_head.bias for each in self.objectives.values() if isinstance(each, MaskedLM))
         assert bias is not None, "the settings refuse frequencies without a decoder bias"
         with torch.no_grad():
             bias.copy_((counts / counts.sum()).log())

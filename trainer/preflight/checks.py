@@ -132,7 +132,7 @@ def _look_at_mlflow(run: PlannedRun) -> Iterable[Finding]:
 def _try_maskings(run: PlannedRun) -> Iterable[Finding]:
     """Mask a micro-batch by each function of the user's own, as a start does in its set-up."""
     for stage in run.config.stages:
-        if stage.data.masking is not None:
+        if stage.data.masking is not None and not stage.is_causal:
             shard_sets = stage.select(run.shard_sets)
             split: Split = "valid" if has_valid_split(shard_sets) else "train"
             next(evaluation_batches(shard_sets, stage.data, stage, 0, 0, 1, stage.micro_batch_tokens, split))

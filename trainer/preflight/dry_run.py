@@ -118,6 +118,7 @@ def _stage_row(stage: Stage, seconds: float | None) -> tuple[str, ...]:
     masks = dict.fromkeys(f"{stage.masking_rate(step):.3g}" for step in (first, last))
     unit = "" if stage.data.mask_unit == "token" else f", {stage.data.mask_unit}s"
     unit = unit if stage.data.masking is None else f", {stage.data.masking}"
+    masking = "none (causal)" if stage.is_causal else " to ".join(masks) + unit
     schedule = stage.schedule
     warm = stage.rate_clock.first_step + schedule.warmup.steps  # completed steps; the rate only falls from here
     parts = [f"{stage.learning_rate(min(max(first, warm - 1), last)):.3g} at most"]
@@ -129,7 +130,7 @@ def _stage_row(stage: Stage, seconds: float | None) -> tuple[str, ...]:
         parts.append(schedule.shape if schedule.name != "warmup_stable_decay" else f"{schedule.shape} decay")
     hours = "-" if seconds is None else f"{seconds / 3600:,.1f}"
     steps = f"{stage.taken_steps:,}" + (f" of {stage.steps:,}" if stage.taken_steps < stage.steps else "")
-    length, masking = f"{stage.sequence_length:,}", " to ".join(masks) + unit
+    length = f"{stage.sequence_length:,}"
     return (str(stage.number), stage.name or "-", steps, f"{stage.tokens:,}", length, masking, ", ".join(parts), hours)
 
 

@@ -20,7 +20,6 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.terminal import counted, long_duration
 from trainer.checkpoint.data_version import open_data, with_epochs_counted
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
-from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import EvaluationSettings
 from trainer.config.schedule import global_batch_sizes
@@ -158,7 +157,7 @@ class PlannedRun:
             micro_batch_tokens=micro_batch_tokens or batch_arithmetic(stage, self.world_size).micro_batch_tokens,
             sequence_length=stage.sequence_length,
             precision=training.precision,
-            mlm_probability=stage.data.max_mlm_probability if stage.trains(MASKED_LM) else 0.0,
+            mlm_probability=stage.predicted_share,
             activation_checkpointing=is_checkpointed if activation_checkpointing is None else activation_checkpointing,
         )
 

@@ -65,7 +65,8 @@ def draw_run(journal: Journal) -> bytes | None:
     for name in sorted({name for _, name in points}, key=lambda name: (name != "mlm", name)):
         train, valid = (_curve(points.get((split, name), {})) for split in ("train", "valid"))
         if train is not None or valid is not None:
-            baseline = ("unigram entropy", entropy) if name == "mlm" and entropy is not None else None
+            is_of_tokens = name in ("mlm", "causal")
+            baseline = ("unigram entropy", entropy) if is_of_tokens and entropy is not None else None
             drawn.append(TrainingPanel(f"{_LABELS.get(name, name)} loss (nats)", train, valid, baseline))
     return draw_training(drawn, "optimizer step", journal.record.run_name) if drawn else None
 

@@ -24,7 +24,7 @@ import torch
 from data_prep.dataset.manifest_records import ShardRecord
 from trainer.config.custom_code import MASKING, OBJECTIVE
 from trainer.config.measurements import OWN_MASKED_LM, WORDS, Measurement, measurements_of, objectives_measured
-from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS
+from trainer.config.objective_settings import MASKED_LM, OF_TOKENS, SENTENCE_PAIRS
 from trainer.config.run_settings import EvaluationSettings
 from trainer.config.stages import Stage
 from trainer.data.evaluation_batches import EvaluationBatch, Origins
@@ -128,7 +128,7 @@ class Totals:
                 continue
             for value, total in zip(values, totals, strict=True):
                 figures[f"{prefix}/{leading}{value}"] = total / predictions
-            if name == MASKED_LM:
+            if name in OF_TOKENS:
                 figures[f"{prefix}/{leading}perplexity"] = perplexity(totals[0] / predictions)
         return figures
 
@@ -146,6 +146,7 @@ def evaluate(
     | metrics                                                                | measured                              |
     |------------------------------------------------------------------------|---------------------------------------|
     | `valid/mlm_loss` (nats), `_accuracy`, `_accuracy_top5`, `_perplexity`  | with the objective masked_lm          |
+    | `valid/causal_loss` and the same others, unmasked and causal           | with the objective causal             |
     | `valid/pair_loss`, `valid/pair_accuracy`                               | with sentence pairs                   |
     | `valid/METRIC_VALUE`                                                   | with an objective of the user's       |
     | `valid/own_mlm_loss`                                                   | if the run trains other rows or masks |

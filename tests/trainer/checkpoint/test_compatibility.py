@@ -222,7 +222,7 @@ def test_secrets_and_addresses_that_an_earlier_release_kept_are_no_difference():
 
 
 PAIRS, SOP = ({"name": "sentence_pairs", "task": task} for task in ("next_sentence", "sentence_order"))
-MASKED = {"name": "masked_lm"}
+MASKED, NEXT = {"name": "masked_lm"}, {"name": "causal"}
 
 
 def with_stages(*objectives: list[dict] | None) -> RunConfig:
@@ -239,6 +239,7 @@ def with_stages(*objectives: list[dict] | None) -> RunConfig:
         (([MASKED], [MASKED, PAIRS]), ([MASKED, PAIRS], [MASKED, PAIRS]), True),
         (([MASKED], [MASKED, PAIRS]), (None, [MASKED, SOP]), False),
         (([MASKED], None), ([MASKED | {"weight": 0.12345678}], None), True),
+        (([NEXT], [NEXT]), ([NEXT], [MASKED]), True),  # one head
     ],
 )
 def test_other_objectives_of_a_stage_are_another_run(before, after, offered):

@@ -66,6 +66,20 @@ def test_an_objective_of_the_users_is_measured_on_the_rows_that_the_run_trains()
     assert alone.metrics == {"some.module:Objective"} and alone.data.mlm_probability == 0.3
 
 
+def test_next_tokens_are_measured_on_the_rows_of_masked_ones_in_every_stage_without_changing_those() -> None:
+    stages = "training.stages=[{steps: 1, objectives: [{name: causal}]}, {steps: 1}]"
+    config = preset_config(*PLAIN, stages, "training.max_steps=null", preset="small_cpu")
+    for stage in config.stages:
+        masked, causal = measurements_of(stage)
+        assert masked == measured()[0] and (masked.metrics, masked.shape.is_causal) == ({"masked_lm"}, False)
+        assert (causal.metrics, causal.shape.is_causal) == ({"causal"}, True)
+        assert (causal.data, causal.seed, causal.max_tokens) == (masked.data, masked.seed, masked.max_tokens)
+    found = [(metrics, shape.is_causal) for metrics, _, shape in evaluated_shapes(config.stages)]
+    assert found == [({"masked_lm"}, False), ({"causal"}, True), ({"words"}, False)]
+    (alone,) = measured("objectives=[{name: causal}]")
+    assert alone == causal
+
+
 def test_shapes_that_stages_evaluate_are_listed_with_what_is_measured_and_words_need_masked_lm() -> None:
     config = preset_config(*PLAIN, preset="small_cpu")
     assert [metrics for metrics, *_ in evaluated_shapes(config.stages)] == [{"masked_lm"}, {"words"}]

@@ -15,6 +15,7 @@ from trainer.config.run_config import RunConfig
 
 OWN = "some.module:Objective"
 MLM, PAIRS, MINE = {"name": "masked_lm"}, {"name": "sentence_pairs"}, {"name": OWN}
+NEXT = {"name": "causal"}
 
 
 def config_with(objectives: list[dict[str, Any]] | None = None, **settings: Any) -> RunConfig:
@@ -76,6 +77,34 @@ def test_rows_of_a_stage_are_pairs_where_it_trains_them() -> None:
     assert names(without.stages[1].objectives_of_run) == ["masked_lm", "sentence_pairs"]
 
 
+def test_a_causal_stage_has_the_samples_of_the_masked_one_and_room_for_all_tokens() -> None:
+    config = in_stages([NEXT], None, data__sentence_pairs="none")
+    causal, masked = config.stages
+    assert (causal.is_causal, masked.is_causal) == (True, False)
+    assert (causal.predicted_share, masked.predicted_share) == (1.0, 0.15)
+    assert masked.continues(causal) and names(config.all_objectives) == ["masked_lm", "causal"]
+    assert causal.evaluation_data == masked.evaluation_data == masked.data
+    backwards = in_stages([MLM], [NEXT], data__mlm_probability=0.3)
+    assert [stage.evaluation_data.mlm_probability for stage in backwards.stages] == [0.3] * 2
+    alone = config_with([NEXT], checkpoint__best_metric="valid/causal_loss", checkpoint__keep_best=1)
+    assert alone.stages[0].is_causal and alone.stages[0].evaluation_data == alone.data
+    biased = config_with([NEXT], model__output_bias="frequencies")
+    assert biased.model.output_bias == "frequencies", "the head is the same"
+
+
+@pytest.mark.parametrize("setting", [{"mlm_probability": 0.3}, {"mask_unit": "word"}, {"masking": "a:b"}])
+def test_masks_of_a_causal_stage_are_refused_and_those_of_the_run_serve_the_other_stages(setting: Any) -> None:
+    stages = [{"steps": 1, "objectives": [NEXT]}, {"steps": 1}]
+    of_run = {f"data.{name}": value for name, value in setting.items()}
+    common = {"data.sentence_pairs": "none", "training.max_steps": None}
+    config = load_config(TINY, common | of_run | {"training.stages": stages})
+    ((name, value),) = setting.items()
+    assert getattr(config.stages[1].data, name) == value
+    stages[0] |= setting
+    with pytest.raises(UsageError, check=coded("setting-without-effect"), match="whose rows are not masked"):
+        load_config(TINY, common | {"training.stages": stages})
+
+
 def test_a_branch_has_the_heads_of_all_stages() -> None:
     stages = [{"steps": 3, "name": "stable"}, {"steps": 3, "name": "decay", "objectives": [MLM]}]
     branch = {"run": "runs/stable", "step": 2, "stage": "decay"}
@@ -100,7 +129,12 @@ def test_the_union_keeps_the_first_of_each_with_those_of_the_project_in_front() 
         ([], "no-objective", "objectives is empty"),
         ([MLM, MLM], "duplicate-objective", "masked_lm twice"),
         ([MINE, MLM, MINE], "duplicate-objective", f"{OWN} twice"),
-        ([{"name": "causal_lm"}], "unknown-objective", "name one of masked_lm, sentence_pairs"),
+        ([{"name": "replaced"}], "unknown-objective", "name one of masked_lm, sentence_pairs, causal"),
+        ([{"name": "CausalLM"}], "unknown-objective", "name one of masked_lm, sentence_pairs, causal"),
+        ([{"name": "clm"}], "unknown-objective", "write name: causal"),
+        ([MLM, NEXT], "causal-with-others", "causal with masked_lm: a pass through the model has one mask"),
+        ([NEXT, MINE], "causal-with-others", "in a stage of its own"),
+        ([NEXT | {"settings": {"layers": 1}}], "setting-without-effect", "remove `settings`"),
         ([{"name": "MLM"}], "unknown-objective", "write name: masked_lm"),
         ([{"name": "nsp"}], "unknown-objective", "write name: sentence_pairs"),
         ([{"name": "a.b:C:d"}], "unknown-objective", "module:Class"),
@@ -132,6 +166,12 @@ def test_a_list_that_contradicts_itself_is_refused_in_a_run_and_in_a_stage(
             "it is next_sentence",
         ),
         ({"objectives": [MINE], "model.output_bias": "frequencies"}, "setting-needs-masked-lm", "output_bias=zeros"),
+        ({"objectives": [NEXT], "evaluation.minimal_pairs": "pairs"}, "setting-needs-masked-lm", "minimal_pairs"),
+        (
+            {"objectives": [MLM], "checkpoint.keep_best": 1, "checkpoint.best_metric": "valid/causal_loss"},
+            "best-metric-not-measured",
+            "without the objective causal",
+        ),
         ({"objectives": [MINE], "evaluation.minimal_pairs": "pairs"}, "setting-needs-masked-lm", "minimal_pairs"),
         ({"objectives": [MINE], "registry.name": "a"}, "setting-needs-masked-lm", "remove registry.name"),
         ({"objectives": [MLM, PAIRS], "model.type_vocab_size": 1}, "pairs-without-token-types", "sentence_pairs"),

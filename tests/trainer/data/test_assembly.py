@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import CLS_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_ID
 from tests.support.error_codes import coded
-from trainer.data.assembly import assemble_rows, check_tokens, read_segments
+from trainer.data.assembly import assemble_rows, check_tokens, next_tokens, read_segments
 from trainer.data.batch import IGNORED, SEQUENCE_BUCKET, Batch, longest_sequence, sequence_capacity
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, RowSettings, Segments
 
@@ -64,6 +64,20 @@ def test_document_rows_worked_out_by_hand() -> None:
     assert rows.cu_seqlens.dtype == torch.int32
     assert not rows.token_type_ids.any() and not rows.has_segment_b
     assert len(rows.cls_positions) == len(rows.next_sentence_labels) == 0
+
+
+def test_the_next_tokens_are_those_of_the_same_document_with_its_sep() -> None:
+    """Two documents and padding, a row of one that was cut, and an empty row."""
+    segments = segments_of((0, 2, SEGMENT_A, IGNORED), (0, 1, SEGMENT_A, IGNORED), (1, 6, SEGMENT_A, IGNORED))
+    tokens = np.array([10, 11, 12, 20, 21, 22, 23, 24, 25], np.uint16)
+    rows = assemble_rows(segments, tokens, 3, RowSettings(8))
+    made = next_tokens(rows, P)
+    assert np.array_equal(made.input_ids, rows.input_ids)
+    used = made.labels != IGNORED
+    assert dict(zip(made.masked_positions[used].tolist(), made.labels[used].tolist(), strict=True)) == {
+        0: 10, 1: 11, 2: S, 4: 12, 5: S, 8: 20, 9: 21, 10: 22, 11: 23, 12: 24, 13: 25, 14: S,
+    }  # fmt: skip
+    assert len(made.labels) == len(made.masked_positions) == 24 and not made.masked_positions[~used].any()
 
 
 def test_pair_rows_worked_out_by_hand() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -42,6 +42,12 @@ def test_a_packed_batch_is_unpacked_as_it_was(num_sequences: int, num_pairs: int
         assert torch.equal(tensor, expected)
         # Pinned once, pinned altogether; and one copy less.
         assert tensor.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
+
+
+def test_a_packed_batch_keeps_which_tokens_see_each_other() -> None:
+    for is_causal in (False, True):
+        batch = replace(batch_of(3, 0), is_causal=is_causal)
+        assert Batch.unpack(batch.pack()).is_causal is batch.to(CPU).is_causal is is_causal
 
 
 def test_a_batch_counts_its_content() -> None:

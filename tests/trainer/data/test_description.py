@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +69,17 @@ def test_pairs_are_shown_with_their_label(shard_set: ShardSet) -> None:
         f"{label} = {LABELS[label]}" for label in judged
     ]
     assert any("\033[31m" in line for line in lines)
+
+
+def test_a_causal_row_is_plain_text_with_the_number_of_its_predictions(shard_set: ShardSet) -> None:
+    tokenizer = Tokenizer.load(shard_set.tokenizer_folder)
+    masked = replace(batch_of(shard_set), labels=torch.empty(0).long(), masked_positions=torch.empty(0).long())
+    plain = [line for line in describe_batch(masked, tokenizer, LABELS, color=False) if line.startswith("  |")]
+    places = torch.tensor([0, 1, 2])
+    causal = replace(masked, masked_positions=places, labels=masked.input_ids[places + 1], is_causal=True)
+    lines = list(describe_batch(causal, tokenizer, LABELS, color=False))
+    assert "3 predicted (each from those before it)" in lines[0] and "⟦" not in "".join(lines)
+    assert [line for line in lines if line.startswith("  |")] == plain
 
 
 def hand_made_batch() -> Batch:

@@ -124,6 +124,27 @@ def test_global_batches_are_the_same_with_workers(
     assert own == [rows[GLOBAL_ROWS // 2 :] for rows in expected[start : start + 5]]
 
 
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (2, 1)])
+def test_a_causal_stage_reads_the_rows_of_a_masked_one_in_their_order(
+    corpus, world_size: int, num_workers: int
+) -> None:
+    data = data_of(corpus, num_workers=num_workers)
+    for rank in range(world_size):
+        stages = (stage_of(replace(shape_of(), is_causal=is_causal), data) for is_causal in (False, True))
+        loaders = (Loader([corpus.shard_set], stage, START, 0, (rank, world_size)) for stage in stages)
+        for masked, causal in itertools.islice(zip(*loaders, strict=True), 6):
+            assert (masked.position, masked.next_position) == (causal.position, causal.next_position)
+            for one, other in zip(masked.micro_batches, causal.micro_batches, strict=True):
+                used, originals = one.labels != IGNORED, one.input_ids.clone()
+                originals[one.masked_positions[used]] = one.labels[used]
+                assert torch.equal(originals, other.input_ids) and torch.equal(one.cu_seqlens, other.cu_seqlens)
+                assert (one.is_causal, other.is_causal) == (False, True)
+                follows = other.labels != IGNORED
+                assert torch.equal(other.input_ids[other.masked_positions[follows] + 1], other.labels[follows])
+                num_sequences = len({*other.cu_seqlens.tolist()}) - 1
+                assert 0 <= other.num_tokens + other.num_rows - int(follows.sum()) - num_sequences <= other.num_rows
+
+
 @pytest.mark.long
 def test_every_token_comes_once_an_epoch(corpus, rows_of: Callable) -> None:
     loader = loader_of(corpus, micro_rows=1, global_rows=1)

@@ -48,6 +48,15 @@ def test_an_evaluation_shows_the_unigram_entropy_beside_the_loss():
     assert line == f"valid at step 10 | {expected}"
 
 
+def test_next_tokens_have_figures_as_masked_ones_and_stand_beside_them():
+    names = {"mlm": "mlm", "causal": "causal"}
+    values = {"loss": 5.0, "accuracy": 0.2, "accuracy_top5": 0.4, "perplexity": 148.4}
+    metrics = {f"valid/{name}_{value}": number for name in names for value, number in values.items()}
+    parts = evaluation_line(10, metrics, 6.97, names).split(" | ")[1:]
+    assert [parts[0], parts[3]] == [f"{name} loss 5.000 (unigram entropy 6.970)" for name in names]
+    assert parts[1:3] == parts[4:] == ["accuracy 20.0% (top 5 40.0%)", "perplexity 148.4"]
+
+
 @pytest.mark.parametrize("pairs", [{}, {"valid/pair_accuracy": 0.5}])
 def test_an_evaluation_in_which_nothing_is_masked_says_so(pairs):
     line = evaluation_line(10, pairs, 6.97, {"mlm": "mlm", "pair": "sop"})

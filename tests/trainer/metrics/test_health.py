@@ -7,7 +7,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from trainer.config.model_settings import ModelSettings
-from trainer.config.objective_settings import objectives_of
+from trainer.config.objective_settings import ObjectiveSettings, objectives_of
 from trainer.config.run_settings import HealthSettings
 from trainer.data.sample_range import SampleRange, parse_ranges
 from trainer.metrics.health import Health, NonFiniteSteps, SpikeDetector, plateau_warning
@@ -136,6 +136,16 @@ def test_a_loss_at_the_unigram_entropy_is_reported_once_and_only_after_the_state
         for warning in health.observe(step, samples(step), {"train/loss": 6.9, "train/mlm_loss": 6.9}):
             told[step] = warning
     assert list(told) == [100] and "unigram entropy 7.0000" in told[100]
+    assert health.metrics["health/nats_below_unigram_entropy"] == pytest.approx(0.1)
+
+
+def test_next_tokens_have_the_same_yardstick():
+    both = (*objectives_of("none"), ObjectiveSettings(name="causal"))
+    health = Health(HealthSettings(plateau_steps=100), 7.0, [*build_objectives(both, SIZES).values()])
+    told = [
+        health.observe(step, samples(step), {"train/loss": 6.9, "train/causal_loss": 6.9}) for step in range(1, 200)
+    ]
+    assert ["the CAUSAL loss 6.9000 is still at the unigram entropy" in each[0] for each in told if each] == [True]
     assert health.metrics["health/nats_below_unigram_entropy"] == pytest.approx(0.1)
 
 

@@ -49,6 +49,16 @@ def test_operations_a_place_follow_the_documented_formula():
     assert flops_per_position(config, config.stages[0]) == pytest.approx(1.992e9, rel=1e-3)
 
 
+def test_a_causal_stage_computes_the_head_for_all_tokens_and_half_of_the_attention():
+    config = load_config("bert_large", ["objectives=[{name: causal}]", "data.sentence_pairs=none"])
+    (stage,), model = config.stages, config.model
+    masked = load_config("bert_large", ["data.sentence_pairs=none"])
+    more = 0.85 * 6 * (model.hidden_size**2 + model.hidden_size * model.padded_vocab_size)
+    less = 6 * model.num_hidden_layers * model.hidden_size * stage.sequence_length
+    expected = flops_per_position(masked, masked.stages[0]) + more - less
+    assert flops_per_position(config, stage) == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("name", "precision", "flops"),
     [

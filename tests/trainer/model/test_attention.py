@@ -18,7 +18,7 @@ CPU_KERNELS: tuple[Kernel, ...] = ("masked", "by_sequence")
 REACHES = (None, 0, 1, 4, 100)
 
 
-def make_batch(device: str = "cpu") -> Batch:
+def make_batch(device: str = "cpu", is_causal: bool = False) -> Batch:
     num_tokens = BOUNDARIES[-1]
     nothing = torch.zeros(0, dtype=torch.int64)
     return Batch(
@@ -31,6 +31,7 @@ def make_batch(device: str = "cpu") -> Batch:
         cls_positions=nothing,
         next_sentence_labels=nothing,
         sequence_length=ROW_LENGTH,
+        is_causal=is_causal,
     ).to(torch.device(device))
 
 
@@ -40,40 +41,44 @@ def draw_qkv(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Te
 
 
 def attend_by_hand(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, reach: int | None = None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, reach: int | None = None, is_causal: bool = False
 ) -> torch.Tensor:
     """softmax(q k^T / sqrt(d)) v, one position of one head at a time."""
     result = torch.zeros_like(query)
     for start, end in zip(BOUNDARIES, BOUNDARIES[1:], strict=False):
         for position in range(start, end):
-            seen = (
-                slice(start, end)
-                if reach is None
-                else slice(max(start, position - reach), min(end, position + reach + 1))
-            )
+            left, right = (start, end) if reach is None else (position - reach, position + reach + 1)
+            seen = slice(max(start, left), min(end, position + 1 if is_causal else right))
             for head in range(query.shape[1]):
                 scores = key[seen, head] @ query[position, head] / query.shape[-1] ** 0.5
                 result[position, head] = torch.softmax(scores, dim=-1) @ value[seen, head]
     return result
 
 
-def layout_of(kernel: Kernel, reach: int | None = None, dtype: torch.dtype = torch.float64) -> AttentionLayout:
-    return attention_layout(make_batch(), dtype, kernel, reach)
+def layout_of(
+    kernel: Kernel, reach: int | None = None, dtype: torch.dtype = torch.float64, is_causal: bool = False
+) -> AttentionLayout:
+    return attention_layout(make_batch(is_causal=is_causal), dtype, kernel, reach)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
-def test_each_place_attends_to_its_sequence_as_far_as_it_sees(kernel, reach):
+def test_each_place_attends_to_its_sequence_as_far_as_it_sees(kernel, reach, is_causal):
     query, key, value = draw_qkv()
-    attended = attend(query, key, value, layout_of(kernel, reach))
-    torch.testing.assert_close(attended, attend_by_hand(query, key, value, reach), rtol=1e-12, atol=1e-12)
+    attended = attend(query, key, value, layout_of(kernel, reach, is_causal=is_causal))
+    torch.testing.assert_close(attended, attend_by_hand(query, key, value, reach, is_causal), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("reach", [None, 4])
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
-def test_gradients_are_those_of_attention_by_hand(kernel, reach):
+def test_gradients_are_those_of_attention_by_hand(kernel, reach, is_causal):
     gradients = []
-    for function in (lambda *qkv: attend(*qkv, layout_of(kernel, reach)), lambda *qkv: attend_by_hand(*qkv, reach)):
+    for function in (
+        lambda *qkv: attend(*qkv, layout_of(kernel, reach, is_causal=is_causal)),
+        lambda *qkv: attend_by_hand(*qkv, reach, is_causal),
+    ):
         qkv = [tensor.clone().requires_grad_() for tensor in draw_qkv()]
         weights = torch.arange(qkv[0].numel(), dtype=torch.float64).view_as(qkv[0]).sin()
         (function(*qkv) * weights).sum().backward()
@@ -92,9 +97,10 @@ def test_a_sequence_of_one_place_attends_to_itself_alone(kernel):
 def test_the_operator_for_sequences_keeps_torchs_contract():
     """Schema, fake tensors and autograd, which torch.compile relies on."""
     qkv = [tensor.requires_grad_() for tensor in draw_qkv(torch.float32)]
-    for reach in (None, 4):
+    operator = torch.ops.clozeworks.attend_by_sequence.default
+    for reach, is_causal in ((None, False), (4, False), (None, True)):
         layout = layout_of("by_sequence", reach, torch.float32)
-        torch.library.opcheck(torch.ops.clozeworks.attend_by_sequence.default, (*qkv, layout.cu_seqlens, layout.bias))
+        torch.library.opcheck(operator, (*qkv, layout.cu_seqlens, layout.bias, is_causal))
 
 
 def test_the_mask_joins_exactly_the_places_of_one_sequence():
@@ -137,13 +143,14 @@ def test_on_the_cpu_dtype_row_length_and_dropout_choose_the_kernel(dtype, sequen
     assert choose_kernel(torch.device("cpu"), dtype, 64, dropout, sequence_length) == expected
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("reach", REACHES)
-def test_gradients_in_bfloat16_are_the_exact_ones_rounded(reach):
+def test_gradients_in_bfloat16_are_the_exact_ones_rounded(reach, is_causal):
     """On the CPU, of the same rounded inputs; the result that the backward starts from is rounded too."""
 
     def gradients(dtype: torch.dtype) -> list[torch.Tensor]:
         qkv = [tensor.to(dtype).requires_grad_() for tensor in draw_qkv(torch.bfloat16)]
-        attended = attend(*qkv, attention_layout(make_batch(), dtype, "by_sequence", reach))
+        attended = attend(*qkv, layout_of("by_sequence", reach, dtype, is_causal))
         upstream = draw_qkv(torch.bfloat16)[1]
         return list(torch.autograd.grad(attended, qkv, upstream.to(dtype)))
 
@@ -183,10 +190,11 @@ def test_a_nearer_bound_of_the_longest_sequence_changes_no_bit_of_flash_attentio
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("reach", [None, 4])
-def test_flash_attention_agrees_with_the_mask_forward_and_backward(reach):
+def test_flash_attention_agrees_with_the_mask_forward_and_backward(reach, is_causal):
     """bf16 keeps 8 bits: both sides round inputs alike and results apart by about 2**-8."""
-    batch = make_batch("cuda")
+    batch = make_batch("cuda", is_causal)
     results = []
     for kernel in ("varlen", "masked"):
         qkv = [tensor.cuda().requires_grad_() for tensor in draw_qkv(torch.bfloat16)]

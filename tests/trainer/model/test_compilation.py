@@ -91,6 +91,27 @@ def test_blocks_are_one_graph_each_kind_and_never_compiled_again(
 
 
 @pytest.mark.long
+def test_a_causal_stage_has_graphs_of_its_own_and_the_masked_one_finds_its_again(
+    modern_config, make_model, make_documents, pack
+):
+    model, plain = (make_model(modern_config, next_sentence=False) for _ in range(2))
+    model.compile_blocks(backend="aot_eager")
+    masked = with_capacity(pack(make_documents(BATCHES[0]), LENGTH).batch, 12)
+    graphs = []
+    for batch in (masked, replace(masked, is_causal=True)) * 2:
+        losses = []
+        for trained in (model, plain):
+            trained.zero_grad()
+            losses.append(trained(batch)["masked_lm"]["loss"])
+            losses[-1].backward()
+        torch.testing.assert_close(*losses)
+        for ours, expected in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-4, atol=1e-5)
+        graphs.append(num_graphs())
+    assert graphs == [3 + 1, 3 + 1 + 3, 3 + 1 + 3, 3 + 1 + 3] and not counters["graph_break"]
+
+
+@pytest.mark.long
 def test_stages_and_evaluation_find_their_own_graphs_and_nothing_falls_back(
     modern_config, make_model, make_documents, pack
 ):

@@ -72,13 +72,14 @@ def configs(tiny_config, modern_config, euro_config) -> dict[str, ModelSettings]
     return {"bert": tiny_config, "modernbert": modern_config, "eurobert": euro_config}
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("family", ["bert", "modernbert", "eurobert"])
 def test_loss_and_gradients_are_those_of_the_reference_attention(
-    configs, make_model, batches, monkeypatch, varlen, family
+    configs, make_model, batches, monkeypatch, varlen, family, is_causal
 ):
     config = configs[family]
     ours, reference = (make_model(config, next_sentence=False) for _ in range(2))
-    for batch in batches:
+    for batch in (replace(batch, is_causal=is_causal) for batch in batches):
         loss = loss_sum(ours(batch))
         loss.backward()
         with monkeypatch.context() as patch:
@@ -89,8 +90,8 @@ def test_loss_and_gradients_are_those_of_the_reference_attention(
     gradients = [{name: p.grad for name, p in model.named_parameters()} for model in (ours, reference)]
     for name, gradient in gradients[1].items():
         torch.testing.assert_close(gradients[0][name], gradient, rtol=1e-4, atol=1e-4, msg=name)
-    windows = {(-1, -1), (3, 3)} if family == "modernbert" else {(-1, -1)}
-    assert {call["window_size"] for call in varlen} == windows
+    lefts = {-1, 3} if family == "modernbert" else {-1}
+    assert {call["window_size"] for call in varlen} == {(left, 0 if is_causal else left) for left in lefts}
 
 
 def test_attention_gets_the_capacity_of_the_batch_and_its_longest_sequence(tiny_config, make_model, batches, varlen):

@@ -20,7 +20,8 @@ def varlen_on_cpu() -> Iterator[list[dict[str, Any]]]:
     calls: list[dict[str, Any]] = []
 
     def forward(query, key, value, cu_seqlens, _, max_q, max_k, is_causal, scale, window_size, *rest):
-        assert not is_causal and scale is None and cu_seqlens.dtype == torch.int32 and max_q == max_k
+        assert is_causal == (tuple(window_size) == (-1, 0)) and scale is None and cu_seqlens.dtype == torch.int32
+        assert max_q == max_k
         assert max_q >= cu_seqlens.diff().max(), "flash attention leaves out what lies beyond the bound"
         assert all(tensor.stride(-1) == 1 for tensor in (query, key, value)), "flash attention needs whole heads"
         calls.append({"cu_seqlens": cu_seqlens.clone(), "max_q": max_q, "window_size": tuple(window_size)})

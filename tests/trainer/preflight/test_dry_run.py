@@ -251,6 +251,8 @@ def test_the_table_of_stages_has_tokens_masks_rates_and_hours() -> None:
     assert "0.002 at most, 0.002 at the end, 9 warmup steps" in stable
     assert "0.001 at most, 0.00056 at the end, one_minus_sqrt" in decay
     assert (columns[1][-1], columns[2][-1]) == ("1.0", "0.4") and total == "whole run: 1:24:00, 2.8 device-hours, given"
+    causal = load_config("tiny_cpu", ["objectives=[{name: causal}]", "data.sentence_pairs=none"])
+    assert re.split(r"  +", stage_lines(planned(causal))[1])[5] == "none (causal)"
     own = load_config("tiny_cpu", ["data.masking=a:b", "data.mask_unit=word"])
     assert re.split(r"  +", stage_lines(planned(own))[1])[5] == "0.15, a:b"
     assert stage_lines(planned(config))[1].endswith("-") and "--tokens-per-second" in stage_lines(planned(config))[-1]

@@ -12,6 +12,7 @@ from tests.support.error_codes import coded
 from trainer import load_config
 from trainer.api import EXTENSIONS
 from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.model.sizes import DTYPES, loss_bytes
 from trainer.preflight.dry_run import batch_lines, memory_lines
 from trainer.preflight.plan import GPUS, measured_speed, micro_batch_without_padding, plan_run
 
@@ -35,6 +36,19 @@ def test_the_micro_batches_of_presets_fill_a_card_of_80_gb(preset: str, pairs: s
         # Twice as many rows do not fit, or the global batch is one micro-batch.
         doubled = sum(parts.values()) + parts["activations"] + parts["logits"]
         assert doubled > 0.85 * 80e9 or batch_arithmetic(stage, 1).accumulation_steps == 1
+
+
+def test_the_memory_of_a_causal_stage_has_the_loss_of_all_positions() -> None:
+    stages = "training.stages=[{steps: 1, objectives: [{name: causal}]}, {steps: 1, micro_batch_tokens: 16384}]"
+    config = load_config("bert_base", [stages, "training.max_steps=null", "data.sentence_pairs=none"])
+    run = planned(config, 1)
+    parts = [run.memory_in_stage(stage, micro_batch_tokens=16384) for stage in config.stages]
+    dtype = DTYPES[config.training.precision]
+    assert [each["logits"] for each in parts] == [
+        loss_bytes(config.model, predictions, dtype) for predictions in (16384, 32 * 77)
+    ]
+    rest = [{name: size for name, size in each.items() if name != "logits"} for each in parts]
+    assert rest[0] == rest[1] and run.heaviest_stage().is_causal
 
 
 SEQUENCES_PER_ROW = 7

@@ -48,9 +48,13 @@ def test_every_objective_has_a_panel_masked_tokens_first_and_figures_of_groups_h
     journal = JournalWriter(tmp_path, "experiment", "run")
     names = ("train/aaa_loss", "train/mlm_loss", "train/pair_loss", "valid/own_mlm_loss", "valid/length/0-127/mlm_loss")
     for step in (1, 2):
-        journal.append(step, dict.fromkeys(("train/loss", *names), 1.0))
+        journal.append(step, dict.fromkeys(("train/loss", "train/causal_loss", *names), 1.0))
+    journal.update(params={ENTROPY_PARAM: "6.97"})
     draw_run(journal)
-    assert list(drawn) == ["MLM loss (nats)", "aaa loss (nats)", "pair loss (nats)"]
+    titles = [f"{name} loss (nats)" for name in ("MLM", "aaa", "causal", "pair")]
+    assert list(drawn) == titles
+    entropies = [None if drawn[title].baseline is None else drawn[title].baseline[1] for title in titles]
+    assert entropies == [6.97, None, 6.97, None], "the yardstick of tokens"
 
 
 def test_a_run_without_metrics_has_no_picture(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ class EuroBert(PublishedFamily):
         "hidden_dropout_prob": Rule((0.0,), "EuroBERT has dropout on attention probabilities only"),
     }
     masked_lm_class = "EuroBertForMaskedLM"
+    decoders: ClassVar = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
     modules: ClassVar = {
         "encoder.embeddings.word_embeddings": "model.embed_tokens",
         "encoder.final_norm": "model.norm",
@@ -96,10 +97,12 @@ class EuroBert(PublishedFamily):
     def settings_of(self, config_json: Mapping[str, Any]) -> dict[str, Any]:
         rope, activation = config_json["rope_parameters"], config_json["hidden_act"]
         names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        biases = {config_json["attention_bias"], config_json["mlp_bias"]}
+        biases = {config_json.get(f"{part}_bias", False) for part in ("attention", "mlp")}  # Mistral has none
+        window = config_json.get("sliding_window")
         return {name: config_json[name] for name in names} | {
             "key_value_heads": config_json["num_key_value_heads"],
             "head_size": config_json["head_dim"],
+            "local_attention": window and f"{window} tokens to the left (sliding_window)",
             "hidden_act": "swiglu" if activation == "silu" else f"gated {activation}",
             "bias": biases.pop() if len(biases) == 1 else "in some modules only",
             "layer_norm_eps": config_json["rms_norm_eps"],

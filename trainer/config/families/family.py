@@ -78,6 +78,9 @@ class PublishedFamily(Family, ABC):
     pairs_class: ClassVar[str | None] = None
     """The class with a head for sentence pairs too; None if a model with that head cannot be exported."""
 
+    decoders: ClassVar[Mapping[str, str]] = {}
+    """Classes of decoders by their `model_type`, which have the weights of this family under the same names."""
+
     modules: ClassVar[Mapping[str, str]]
     """Name in transformers by our name, for modules outside of the blocks."""
     blocks: ClassVar[str]
