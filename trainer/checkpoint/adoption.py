@@ -60,7 +60,7 @@ class Adoption(NamedTuple):
         """
         adopted = dict(weights) if self.tokens is None else adopt_tokens(weights, self.tokens)
         if self.old.max_position_embeddings != self.new.max_position_embeddings and POSITIONS in fresh:
-            adopted = adopt_positions(adopted, len(fresh[POSITIONS]), self.new)
+            adopted = adopt_positions(adopted, len(fresh[POSITIONS]))
         if any(getattr(self.old, name) != getattr(self.new, name) for name in SIZES):
             adopted = adopt_size(adopted, fresh, self.old, self.new)
         random = [] if self.tokens is None else list(self.tokens.random)
@@ -233,7 +233,8 @@ def adopt_size(weights: Weights, fresh: Weights, old: ModelSettings, new: ModelS
         fresh: the random weights of `new` by name, (rows, columns) or (rows,).
     """
     maps = _Maps(old, new)
-    is_tied = _DECODER not in fresh
+    is_linear = getattr(new, "mlm_head", "dense") == "linear"
+    before_decoder = "encoder.final_norm." if is_linear else "mlm_head.norm."
     layers = layer_map(old.num_hidden_layers, new.num_hidden_layers)
     adopted = {}
     for name, random in fresh.items():
@@ -241,7 +242,7 @@ def adopt_size(weights: Weights, fresh: Weights, old: ModelSettings, new: ModelS
         if source is None:
             continue
         weight = _tiled(weights[source], maps, _module_of(name), random)
-        if is_tied and name.startswith("mlm_head.norm."):
+        if _DECODER not in fresh and name.startswith(before_decoder):
             weight = weight / maps.copies("hidden")  # the decoder's columns are those of the word matrix
         adopted[name] = weight
     return adopted
@@ -359,9 +360,7 @@ def describe_positions(old: ModelSettings, new: ModelSettings) -> str:
     return f"{before:,} rows are copied, and rows {before:,} to {after - 1:,} repeat them"
 
 
-def adopt_positions(weights: Weights, num_rows: int, new: ModelSettings) -> dict[str, torch.Tensor]:
+def adopt_positions(weights: Weights, num_rows: int) -> dict[str, torch.Tensor]:
     """Return the weights with `num_rows` learned positions: the old ones in their order, again and again."""
     rows = weights[POSITIONS]
-    first = num_rows - new.max_position_embeddings  # rows before those of positions, if the family has such
-    repeated = first + torch.arange(num_rows - first) % (len(rows) - first)
-    return {**weights, POSITIONS: rows[torch.cat([torch.arange(first), repeated])]}
+    return {**weights, POSITIONS: rows[torch.arange(num_rows) % len(rows)]}

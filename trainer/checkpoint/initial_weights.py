@@ -49,13 +49,15 @@ _ITEMS: dict[str, Adoptable] = {
     "hidden_size": "size",
     "num_hidden_layers": "size",
     "num_attention_heads": "size",
-    "num_key_value_heads": "size",
+    "key_value_heads": "size",
     "intermediate_size": "size",
     "global_rope_theta": "rope",
     "local_rope_theta": "rope",
     "max_position_embeddings": "positions",
 }
-"""Settings of the model that may differ, and the item of `adopt` that allows it."""
+"""What of the architecture may differ, and the item of `adopt` that allows it."""
+_SETTINGS = {"key_value_heads": "num_key_value_heads"}
+"""The setting of a value that has a default of its own."""
 
 
 class Wanted(NamedTuple):
@@ -279,12 +281,12 @@ def _check_architecture(
             code="other-architecture",
         )
     settings = family.settings_of(theirs)
-    changes = {name: value for name, value in settings.items() if name in _ITEMS and isinstance(value, int | float)}
-    old = config.model_copy(update=changes)
+    numbers = {name: value for name, value in settings.items() if name in _ITEMS and isinstance(value, int | float)}
+    old = config.model_copy(update={_SETTINGS.get(name, name): value for name, value in numbers.items()})
     differences = [
-        (f"model.{name} is {getattr(config, name)} and there {value}", _ITEMS[name] if name in changes else None)
+        (f"model.{name} is {getattr(config, name)} and there {value}", _ITEMS[name] if name in numbers else None)
         for name, value in settings.items()
-        if getattr(old if name == "attention_kinds" else config, name) != value
+        if getattr(config if name in numbers else old, name) != value  # others may follow from those numbers
     ]
     if theirs["vocab_size"] > config.padded_vocab_size:
         differences.append((f"model.vocab_size is {config.vocab_size} and there {theirs['vocab_size']}", "tokenizer"))

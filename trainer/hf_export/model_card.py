@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from data_prep.dataset.data_card import escaped
 from data_prep.dataset.manifest_records import SourceRecord
+from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.families.family import PublishedFamily
 from trainer.config.objective_settings import sentence_pairs_of
@@ -127,7 +128,7 @@ def _pairs_head(config: RunConfig, has_pairs: bool, pairs_class: str) -> str:
 
 def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> str:
     averaged = ", ".join(f"{name} ({share:.4f})" for name, share in facts.averaged.items())
-    adopted = "; ".join([f"those of {escaped(str(config.init_from))}", *facts.adopted])
+    adopted = "; ".join([f"those of {escaped(storage.redact(str(config.init_from)))}", *facts.adopted])
     rows = [
         ("optimizer steps", f"{facts.step:,} of {config.max_steps:,}" if facts.step is not None else None),
         ("tokens seen", f"{facts.tokens_seen:,}" if facts.tokens_seen is not None else None),
