@@ -277,7 +277,6 @@ class _Maps:
     def __init__(self, old: ModelSettings, new: ModelSettings) -> None:
         size, group = new.head_size, round(_query_heads_per_key_head(new))
         old_groups, new_groups = old.num_attention_heads // group, new.num_attention_heads // group
-        self._old = old
         self._sizes = {
             "hidden": old.hidden_size,
             "intermediate": old.intermediate_size,

@@ -204,7 +204,7 @@ def _read(model: PretrainingModel, source: str, folder: Path, wanted: Wanted) ->
 def _check(folder: Path, source: str, config: ModelSettings, wanted: Wanted) -> _Checked:
     """Check config.json and the tokenizer; find out what each item of `adopt` does."""
     family, old = _check_architecture(folder, source, config, wanted.adopt)
-    tokens, note = _compare_tokenizers(folder, source, wanted)
+    tokens, note = _compare_tokenizers(folder, source, config.padded_vocab_size, wanted)
     lines: dict[Adoptable, list[str]] = {item: [] for item in wanted.adopt}
     if tokens is not None:
         lines["tokenizer"] = [tokens.describe()]
@@ -223,7 +223,9 @@ def _check(folder: Path, source: str, config: ModelSettings, wanted: Wanted) -> 
     return _Checked(family, Adoption(old, config, tokens), tuple(adopted), note)
 
 
-def _compare_tokenizers(folder: Path, source: str, wanted: Wanted) -> tuple[TokenMap | None, str | None]:
+def _compare_tokenizers(
+    folder: Path, source: str, most_rows: int, wanted: Wanted
+) -> tuple[TokenMap | None, str | None]:
     """Refuse weights whose ids mean other tokens than those of the shards, or return where the rows come from.
 
     The second result is a note if that cannot be checked.
@@ -240,8 +242,8 @@ def _compare_tokenizers(folder: Path, source: str, wanted: Wanted) -> tuple[Toke
                 code="missing-tokenizer",
             )
         return None, f"{address} carries no {TOKENIZER_NAME}: cannot check that its ids are those of the shards"
-    tokenizer = Tokenizer.load(folder)
-    if tokenizer.fingerprint == expected:
+    tokenizer, num_rows = Tokenizer.load(folder), load_config(folder).vocab_size
+    if tokenizer.fingerprint == expected and num_rows <= most_rows:
         return None, None
     if not adopts:
         raise UserError(
@@ -251,7 +253,6 @@ def _compare_tokenizers(folder: Path, source: str, wanted: Wanted) -> tuple[Toke
             f"another checkpoint, or add tokenizer to adopt ({_setting(wanted.adopt, ['tokenizer'])})",
             code="other-tokenizer",
         )
-    num_rows = load_config(folder).vocab_size
     if tokenizer.vocab_size > num_rows:
         raise UserError(
             f"init_from={address} has a tokenizer of {tokenizer.vocab_size:,} tokens and a model of {num_rows:,}",

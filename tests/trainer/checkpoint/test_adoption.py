@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +61,6 @@ def weights_of(model: PretrainingModel) -> dict[str, torch.Tensor]:
 
 def written(model: PretrainingModel, folder: Path) -> Path:
     """The model as a Hugging Face folder without a tokenizer."""
-    import json
-
     family, pairs = family_in_transformers(model.config, False), len(model.objectives) > 1
     folder.mkdir(parents=True, exist_ok=True)
     save_file(to_hugging_face(weights_of(model), family), folder / "model.safetensors", metadata={"format": "pt"})
@@ -319,9 +319,7 @@ def test_rows_of_new_tokens_are_the_mean_of_the_old_tokens_of_their_text(tokeniz
     sizes = {"vocab_size": 420, "pad_vocab_size_to_multiple_of": 64}
     theirs = model_of(SMALL["bert"].model_copy(update=sizes))
     folder = written(theirs, tmp_path)
-    before.copy_files(str(tmp_path / "copied"))
-    for file in (tmp_path / "copied").iterdir():
-        file.rename(folder / file.name)
+    shutil.copytree(before.folder, folder, dirs_exist_ok=True)
     ours = model_of(SMALL["bert"].model_copy(update=sizes), seed=5)
     fresh = weights_of(ours)[WORDS].clone()
     with pytest.raises(
@@ -349,6 +347,17 @@ def test_rows_of_new_tokens_are_the_mean_of_the_old_tokens_of_their_text(tokeniz
                 torch.testing.assert_close(new[number], sum(old[one] for one in ids) / len(ids))
             elif name == WORDS:
                 assert torch.equal(new[number], fresh[number])
+
+
+def test_rows_that_only_pad_there_are_dropped_with_the_same_tokenizer(tokenizers, tmp_path):
+    tokenizer = tokenizers["wordpiece"]
+    theirs = model_of(SMALL["bert"].model_copy(update={"vocab_size": 500}))
+    folder = written(theirs, tmp_path)
+    shutil.copytree(tokenizer.folder, folder, dirs_exist_ok=True)
+    ours = model_of(SMALL["bert"].model_copy(update={"vocab_size": tokenizer.vocab_size}), seed=5)
+    (line,) = load(ours, folder, "tokenizer", tokenizer=tokenizer).adopted
+    assert line.startswith(f"tokenizer: {tokenizer.vocab_size} rows are copied, 0 are the mean") and "0 old tok" in line
+    assert torch.equal(weights_of(ours)[WORDS], weights_of(theirs)[WORDS][: tokenizer.vocab_size])
 
 
 def test_a_folder_without_a_tokenizer_has_none_to_adopt(small, tokenizers, tmp_path):
