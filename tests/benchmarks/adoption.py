@@ -1,6 +1,6 @@
 """What `init_from` with `adopt` is worth: the loss at the start, and tokens until the loss of training from nothing.
 
-    python tests/benchmarks/adoption.py --corpus FILE --other FILES --work DIR --results FILE [--runs N]
+    python tests/benchmarks/adoption.py --corpus FILES --other FILES --work DIR --results FILE [--runs N]
 
 For each seed an encoder (`small_cpu`, ModernBERT, 2 layers of 128) is trained on the corpus. It is adopted by
 models of `ADOPTIONS`: with a larger tokenizer of the same text, with the tokenizer of another text, and with more
@@ -91,7 +91,8 @@ def plan(seeds: int) -> list[Run]:
 def corpora_of(arguments: argparse.Namespace) -> dict[str, Corpus]:
     """The corpus with its own tokenizer, a larger one, and the one of the other text."""
     work, sizes = arguments.work.absolute(), arguments.vocab_sizes
-    files = [str(Path(arguments.corpus).absolute())]
+    (found,) = corpus_part.corpora_of([f"own={arguments.corpus}"]).values()
+    files = [str(Path(file).absolute()) for file in found]
     part = work / "other.jsonl.gz"
     if not part.exists():
         work.mkdir(parents=True, exist_ok=True)
@@ -183,7 +184,7 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", required=True, metavar="FILE", help="pack_small")
+    parser.add_argument("--corpus", required=True, metavar="PATTERN", help="pack_small")
     parser.add_argument("--other", required=True, metavar="PATTERN", help="pack_medium: text of the other tokenizer")
     parser.add_argument(
         "--vocab-sizes", type=int, nargs=2, default=(8192, 12288), metavar="N", help="default 8192 12288"
