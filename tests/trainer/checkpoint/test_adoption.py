@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from data_prep import Tokenizer
 from data_prep.base.errors import UsageError, UserError
@@ -261,6 +261,27 @@ def test_a_width_that_cannot_be_tiled_is_refused_before_weights_are_read(small, 
         look_at_initial_weights(config, str(folder), lambda: folder, Wanted(adopt=("size",)))
     with pytest.raises(UserError, match=r"adopt=\[size\]", check=coded("other-architecture")):
         look_at_initial_weights(config, str(folder), lambda: folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [("missing", "missing-weights"), ("odd", "model-not-loadable"), ("pickle", "weights-not-safetensors")],
+)
+def test_a_damaged_folder_is_refused_and_the_model_stays_as_it_was(damage, code, tmp_path):
+    folder = written(model_of(SMALL["bert"]), tmp_path)
+    weights, name = load_file(folder / "model.safetensors"), "bert.encoder.layer.1.output.dense.weight"
+    if damage == "pickle":
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    else:
+        changed = weights.pop(name)[:7] if damage == "odd" else weights.pop(name)
+        save_file(
+            weights | ({name: changed} if damage == "odd" else {}), folder / "model.safetensors", {"format": "pt"}
+        )
+    ours = model_of(SMALL["bert"].model_copy(update={"num_hidden_layers": 4}))
+    before = {name: weight.clone() for name, weight in weights_of(ours).items()}
+    with pytest.raises(UserError, check=coded(code)):
+        load(ours, folder, "size")
+    assert all(torch.equal(weight, before[name]) for name, weight in weights_of(ours).items())
 
 
 def test_what_no_item_covers_is_refused_as_before(tmp_path):
