@@ -335,6 +335,34 @@ def test_tokens_are_compared_by_their_text_and_special_tokens_by_their_role(toke
     assert len(set(found.copied[found.copied >= 0].tolist())) + found.dropped == before.vocab_size
 
 
+def test_a_part_of_a_character_has_the_rows_of_its_bytes(tokenizers, tmp_path):
+    after = Tokenizer.load(WRITERS["byte level"](tmp_path, [*TEXTS, *["河流与桥梁 河流与桥梁"] * 99], vocab_size=330))
+    before = tokenizers["sentencepiece"]
+    found = token_map(before, after)
+    parts = [number for number, text in enumerate(after.bytes_of(range(after.vocab_size))) if is_part(text)]
+    assert parts and all(len(found.averaged[number]) == 2 for number in parts)
+    for number in parts:
+        assert b"".join(before.bytes_of(found.averaged[number])) == after.bytes_of([number])[0]
+
+
+def is_part(text: bytes) -> bool:
+    return len(text) == 2 and 0x80 <= text[0] < 0xC0
+
+
+def test_a_part_of_a_word_does_not_begin_with_a_token_that_begins_one(tokenizers):
+    before, after = tokenizers["wordpiece"], tokenizers["byte level"]
+    found = token_map(before, after)
+    opens = before.opens_word
+    inner = {"".join(before.bytes_of([n])[0].decode()) for n in range(before.vocab_size) if not opens[n]}
+    checked = 0
+    for number, ids in found.averaged.items():
+        text, first = after.bytes_of([number])[0].decode(), before.bytes_of(ids[:1])[0].decode()
+        if not text.startswith(" ") and first.strip() in inner:
+            assert not opens[ids[0]], (text, first)
+            checked += 1
+    assert checked
+
+
 def test_rows_of_new_tokens_are_the_mean_of_the_old_tokens_of_their_text(tokenizers, tmp_path):
     before, after = tokenizers["other words"], tokenizers["wordpiece"]
     sizes = {"vocab_size": 420, "pad_vocab_size_to_multiple_of": 64}
