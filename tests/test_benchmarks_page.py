@@ -33,7 +33,7 @@ BY_HAND = [
     REPOSITORY / folder / "README.md"
     for folder in ("", "configs", "data_prep", "launch", "tests", "tests/benchmarks", "tests/system", "trainer")
 ]
-GROWING = ("speedrun", "proof", "ablations")
+GROWING = ("speedrun", "proof", "ablations", "adoption")
 """Benchmarks whose results grow run by run and have tables of their own."""
 AGAIN = "run python -m tests.benchmarks --readme"
 
@@ -424,6 +424,16 @@ def test_ablations_show_the_best_rate_and_what_is_missing() -> None:
     assert "by more than the range of the default's seeds: WSD." in text
     assert "| both | 2 of 3 | 3.650 (3.600 to 3.700) | 9 |" in text and "| both | tokens" not in text
     assert "Difference: -0.500 nats. The default's seeds have a range of 0.100." in text
+
+
+def test_adopted_models_are_compared_at_their_start_and_by_tokens() -> None:
+    run = {"name": "deeper", "seed": 1, "kind": "start", "difference": 0.25}
+    reach = {**run, "kind": "reach", "tokens": 60, "tokens_of_nothing": 100, "loss_of_nothing": 4.0, "loss": 3.5}
+    runs = [described(**each) for each in (run, {**run, "seed": 2, "difference": 0.35}, reach)]
+    raw = {"runs": runs, "planned": [run, reach, {**reach, "name": "later"}], "variants": ["deeper", "later", "random"]}
+    text = page.made("adoption", {"adoption": shaped(raw)})
+    assert "| deeper | +0.30 | 2 | 4.000 | 3.500, 60% of the tokens | 1 |" in text
+    assert "| later | missing | 0 | missing |  |  |" in text and "| random | missing | 0 |  |  |  |" in text
 
 
 def test_tasks_are_compared_with_training_from_scratch_seed_by_seed(script: Callable[[str], ModuleType]) -> None:

@@ -94,6 +94,7 @@ RARE_IN_A_START = {
     "data_prep.config.preparation_config",
     "data_prep.dataset.verification",
     "data_prep.executors.executors",
+    "trainer.checkpoint.adoption",
     "trainer.checkpoint.initial_weights",
     "trainer.checkpoint.upload",
     "trainer.config.promotion",

@@ -189,6 +189,15 @@ BENCHMARKS = (
         beside_itself=True,
     ),
     Benchmark(
+        "adoption",
+        "loss at the start with `init_from` and `adopt`, and tokens until the loss of training from nothing",
+        300,
+        "--other {corpus}/*.jsonl.gz --work {work}/adoption",
+        full="--corpus {corpus}/../pack_small.jsonl.gz",
+        quick="--corpus {corpus}/*.jsonl.gz --vocab-sizes 512 640 --base-steps 2 --steps 2 --seeds 1 --runs 1",
+        beside_itself=True,
+    ),
+    Benchmark(
         "downstream",
         "accuracy on labeled tasks with a pretrained encoder, frozen and in full; means of the seeds",
         60,

@@ -282,6 +282,37 @@ def _epoch(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"Difference: {difference:+.3f} nats. The default's seeds have a range of {width:.3f}."
 
 
+def adoption(report: Report) -> Iterator[str]:
+    """The loss at the start of each adopted model; then the tokens after which it has the loss of one from nothing."""
+    details = report["details"]
+    runs = details["runs"]
+    yield (
+        "Differences of the valid loss from that of the encoder that is adopted, before any step. Then the loss of "
+        f"training from nothing, and that of the adopted model after fewer tokens. Means. {_commands(runs)}"
+    )
+    yield ""
+    yield "| adopted | start | seeds | from nothing | adopted, after | seeds |"
+    yield "|---|---|---|---|---|---|"
+    reached = {run["name"] for run in details["planned"] if run["kind"] == "reach"}
+    for name in details["variants"]:
+        starts, reaches = (
+            [run for run in runs if (run["name"], run["kind"]) == (name, kind)] for kind in ("start", "reach")
+        )
+        cells = [
+            f"{statistics.mean(run['difference'] for run in starts):+.2f}" if starts else MISSING,
+            str(len(starts)),
+        ]
+        if reaches:
+            nothing, adopted = (
+                f"{statistics.mean(run[key] for run in reaches):.3f}" for key in ("loss_of_nothing", "loss")
+            )
+            share = reaches[0]["tokens"] / reaches[0]["tokens_of_nothing"]
+            cells += [nothing, f"{adopted}, {share:.0%} of the tokens", str(len(reaches))]
+        else:
+            cells += [MISSING if name in reached else "", "", ""]
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
 EPOCH = "one epoch of 10 million words"
 """Corpus of the rows of `ablations.py` that train for an epoch."""
 

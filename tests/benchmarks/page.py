@@ -164,4 +164,5 @@ BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
     "proof": _of("proof", language_tables.proof),
     "fills": _of("proof", language_tables.fills),
     "ablations": _of("ablations", language_tables.ablations),
+    "adoption": _of("adoption", language_tables.adoption),
 }

@@ -198,6 +198,14 @@ def test_the_two_ways_differ_in_what_half_of_the_steps_predict_alone(scripts: An
     assert [(run.seed, run.way) for run in script["PLAN"]] == [(n, way) for n in (1, 2, 3) for way in script["WAYS"]]
 
 
+def test_adoptions_are_measured_at_their_start_first(scripts: Any) -> None:
+    script = scripts("adoption")
+    plan, adoptions = script["plan"](3), script["ADOPTIONS"]
+    assert [run.kind for run in plan] == ["start"] * 3 * len(adoptions) + ["reach"] * 6
+    assert {run.name for run in plan if run.kind == "reach"} == {"other tokenizer", "4 x 256"}
+    assert len({*plan}) == len(plan) and {run.seed for run in plan} == {1, 2, 3}
+
+
 def test_ltg_bert_attends_by_content_and_by_distance(scripts: Any) -> None:
     script = scripts("ltg_bert")
     buckets = script["position_buckets"](40, 8, 64)

@@ -72,6 +72,9 @@ class TrainState(_Record):
         (),
         description="manifest digests of all data seen by the weights; empty in checkpoints of earlier releases",
     )
+    adopted: tuple[str, ...] = Field(
+        (), description="how the initial weights were made of those of init_from; empty where nothing was adopted"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -4,15 +4,16 @@ Rank 0 reads a local folder, which `trainer/api.py` finds, and broadcasts the we
 transformers loads them: it knows old names of weights, sharded files and models without heads. Only safetensors are
 read. Parameters that the checkpoint lacks keep their initial values and are listed. Rows that pad the vocabulary get a
 bias of `SHUT`, so the first loss is that of the checkpoint; a decoder without a bias gets no such rows. If the
-checkpoint has a tokenizer, the shards must have the same one.
+checkpoint has a tokenizer, the shards must have the same one. What `adopt` names may differ
+(`trainer/checkpoint/adoption.py`); any other difference is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 
@@ -20,11 +21,22 @@ from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer
+from trainer.checkpoint.adoption import (
+    WORDS,
+    Adoption,
+    TokenMap,
+    describe_positions,
+    describe_size,
+    tiling_obstacles,
+    token_map,
+)
 from trainer.config.custom_code import is_custom
 from trainer.config.families.family import PublishedFamily
 from trainer.config.families.registry import published_families
 from trainer.config.model_settings import ModelSettings
-from trainer.config.objective_settings import MASKED_LM
+from trainer.config.objective_settings import OF_TOKENS
+from trainer.config.run_config import Adoptable
+from trainer.config.stages import ROPE_BASES
 from trainer.distributed.process_group import Ranks, broadcast_object
 from trainer.model.hugging_face import family_in_transformers, from_hugging_face
 from trainer.model.model_folder import data_lineage, read_provenance
@@ -34,7 +46,33 @@ from trainer.objectives.pretraining import PretrainingModel
 SHUT = -10_000.0
 """Bias of a row that only pads the vocabulary: its probability is 0 in every precision, and so is its gradient."""
 
-_WORDS = "encoder.embeddings.word_embeddings.weight"
+_ITEMS: dict[str, Adoptable] = {
+    "hidden_size": "size",
+    "num_hidden_layers": "size",
+    "num_attention_heads": "size",
+    "key_value_heads": "size",
+    "intermediate_size": "size",
+    "global_rope_theta": "rope",
+    "local_rope_theta": "rope",
+    "max_position_embeddings": "positions",
+}
+"""What of the architecture may differ, and the item of `adopt` that allows it."""
+_SETTINGS = {"key_value_heads": "num_key_value_heads"}
+"""The setting of a value that has a default of its own."""
+
+
+class Wanted(NamedTuple):
+    """What the initial weights must fit beside the model, and what may differ."""
+
+    tokenizer_fingerprint: str | None = None
+    """Fingerprint of the shards' tokenizer; None compares nothing."""
+    open_tokenizer: Callable[[], Tokenizer] | None = None
+    """Returns that tokenizer; called where another one is adopted."""
+    adopt: tuple[Adoptable, ...] = ()
+
+
+ANY_TOKENIZER = Wanted()
+"""The tokenizer is not compared, and nothing may differ."""
 
 
 class InitialWeights(NamedTuple):
@@ -44,6 +82,19 @@ class InitialWeights(NamedTuple):
     """Lines for the log."""
     data_lineage: tuple[str, ...]
     """Manifest digests of the data that the weights saw; empty if the provenance has none."""
+    adopted: tuple[str, ...] = ()
+    """How the weights were made of others, a line for each item of `adopt`."""
+
+
+class _Checked(NamedTuple):
+    """What config.json and the tokenizer of a checkpoint say."""
+
+    family: PublishedFamily
+    adoption: Adoption
+    adopted: tuple[str, ...]
+    """What each item of `adopt` does."""
+    note: str | None
+    """Why the tokenizer could not be checked."""
 
 
 class _Found(NamedTuple):
@@ -51,6 +102,7 @@ class _Found(NamedTuple):
 
     weights: dict[str, torch.Tensor]
     data_lineage: tuple[str, ...] = ()
+    adopted: tuple[str, ...] = ()
     note: str | None = None
     error: UserError | None = None
 
@@ -60,20 +112,20 @@ def load_initial_weights(
     source: str,
     find_folder: Callable[[], Path],
     ranks: Ranks,
-    tokenizer_fingerprint: str | None = None,
+    wanted: Wanted = ANY_TOKENIZER,
 ) -> InitialWeights:
     """Put the weights of `source` into `model` (fp32, on the CPU), all ranks together.
 
     Args:
         source: what `init_from` names, for messages.
         find_folder: returns the local folder of `source`, checked; called on rank 0 alone.
-        tokenizer_fingerprint: that of the shards; None compares nothing.
+        wanted: the tokenizer of the shards, and what may differ.
 
     Raises:
-        UserError: `source` does not exist, is not a checkpoint of a published family, or has another architecture than
-            the model or another tokenizer than the shards.
+        UserError: `source` does not exist, is not a checkpoint of a published family, has another architecture than
+            the model or another tokenizer than the shards and `adopt` does not name it, or cannot be adopted.
     """
-    own = _read_or_explain(model, source, find_folder, tokenizer_fingerprint) if ranks.is_first else None
+    own = _read_or_explain(model, source, find_folder, wanted) if ranks.is_first else None
     outcome = broadcast_object(own, ranks)
     if outcome.error is not None:
         raise outcome.error
@@ -85,22 +137,24 @@ def load_initial_weights(
             if len(weight) < len(parameters[name]):
                 filled_up.append(f"{name} from row {len(weight):,} of {len(parameters[name]):,}")
         # Those of the checkpoint's rows that only pad are as trained; a decoder without a bias pads the same.
-        num_rows = len(outcome.weights[_WORDS])
-        if MASKED_LM in model.objectives and (bias := parameters.get("mlm_head.bias")) is not None:
+        num_rows = len(outcome.weights[WORDS])
+        is_of_tokens = not model.objectives.keys().isdisjoint(OF_TOKENS)
+        if is_of_tokens and (bias := parameters.get("mlm_head.bias")) is not None:
             bias[max(num_rows, model.config.vocab_size) :] = SHUT
     fresh = [name for name in parameters if name not in outcome.weights] + filled_up
     lines = [f"initializing from {storage.redact(source)}: {len(outcome.weights)} of {len(parameters)} tensors"]
     lines += [f"newly initialized (missing there): {', '.join(fresh)}"] if fresh else []
-    return InitialWeights(lines + ([outcome.note] if outcome.note else []), outcome.data_lineage)
+    lines += [f"adopting {line}" for line in outcome.adopted]
+    return InitialWeights(lines + ([outcome.note] if outcome.note else []), outcome.data_lineage, outcome.adopted)
 
 
 def look_at_initial_weights(
     config: ModelSettings,
     source: str,
     find_folder: Callable[[], Path | None],
-    tokenizer_fingerprint: str | None = None,
+    wanted: Wanted = ANY_TOKENIZER,
 ) -> list[str]:
-    """Describe what `load_initial_weights` would load, without loading a weight.
+    """Describe what `load_initial_weights` would load, copy, make and drop, without loading a weight.
 
     `find_folder` returns a folder that may lack the weights, or None if `source` exists and is not downloaded.
 
@@ -112,71 +166,113 @@ def look_at_initial_weights(
     folder = find_folder()
     if folder is None:
         return [f"{address} exists; the run checks whether it fits this model"]
-    family, note = _check(folder, source, config, tokenizer_fingerprint)
-    return [f"{address} is a {family.name} of this architecture"] + ([note] if note else [])
+    checked = _check(folder, source, config, wanted)
+    lines = [f"{address} is a {checked.family.name} of {'an adoptable' if wanted.adopt else 'this'} architecture"]
+    lines += [f"adopts {line}" for line in checked.adopted]
+    return lines + ([checked.note] if checked.note else [])
 
 
-def _read_or_explain(
-    model: PretrainingModel, source: str, find_folder: Callable[[], Path], tokenizer_fingerprint: str | None
-) -> _Found:
+def _read_or_explain(model: PretrainingModel, source: str, find_folder: Callable[[], Path], wanted: Wanted) -> _Found:
     """Read the weights, or return the error, which has to reach the ranks that wait for the weights."""
     try:
-        return _read(model, source, find_folder(), tokenizer_fingerprint)
+        return _read(model, source, find_folder(), wanted)
     except UserError as error:
         return _Found({}, error=error)
 
 
-def _names_in_published_models(model: PretrainingModel) -> Iterator[str]:
-    """Yield the names of all parameters but those of the user's own objectives."""
+def _parameters_of_published_models(model: PretrainingModel) -> dict[str, torch.Tensor]:
+    """Return all parameters by name but those of the user's own objectives."""
     own = {name for each in model.objectives if is_custom(each) for name, _ in model.objectives[each].named_children()}
-    for name, _ in model.named_parameters():
-        if name.partition(".")[0] not in own:
-            yield name
+    return {name: each.detach() for name, each in model.named_parameters() if name.partition(".")[0] not in own}
 
 
-def _read(model: PretrainingModel, source: str, folder: Path, tokenizer_fingerprint: str | None) -> _Found:
-    family, note = _check(folder, source, model.config, tokenizer_fingerprint)
+def _read(model: PretrainingModel, source: str, folder: Path, wanted: Wanted) -> _Found:
+    checked = _check(folder, source, model.config, wanted)
+    family, adoption, fresh = checked.family, checked.adoption, _parameters_of_published_models(model)
     decoder = family.decoders.get(load_config(folder).model_type)
     class_name = decoder or family.pairs_class or family.masked_lm_class
     loaded, missing = load_pretrained(class_name, folder, "the beginning of a run (init_from)")
     weights = {name: weight for name, weight in loaded.state_dict().items() if name not in missing}
-    converted, incomplete = from_hugging_face(weights, _names_in_published_models(model), family)
+    converted, incomplete = from_hugging_face(weights, adoption.names(fresh), family)
     if of_encoder := [names for name, names in incomplete.items() if name.startswith("encoder.")]:
         raise UserError(
             f"init_from={storage.redact(source)} lacks {', '.join(of_encoder[0])} of the encoder",
             fix="give a complete checkpoint of this architecture",
             code="missing-weights",
         )
-    return _Found(converted, data_lineage(read_provenance(folder)), note)
+    lineage = data_lineage(read_provenance(folder))
+    return _Found(adoption.apply(converted, fresh), lineage, checked.adopted, checked.note)
 
 
-def _check(
-    folder: Path, source: str, config: ModelSettings, tokenizer_fingerprint: str | None
-) -> tuple[PublishedFamily, str | None]:
-    """Return the family of both sides, and a note if the tokenizer could not be checked."""
-    family = _check_architecture(folder, source, config)
-    return family, None if tokenizer_fingerprint is None else _compare_tokenizers(folder, source, tokenizer_fingerprint)
+def _check(folder: Path, source: str, config: ModelSettings, wanted: Wanted) -> _Checked:
+    """Check config.json and the tokenizer; find out what each item of `adopt` does."""
+    family, old = _check_architecture(folder, source, config, wanted.adopt)
+    tokens, note = _compare_tokenizers(folder, source, config.padded_vocab_size, wanted)
+    lines: dict[Adoptable, list[str]] = {item: [] for item in wanted.adopt}
+    if tokens is not None:
+        lines["tokenizer"] = [tokens.describe()]
+    if "size" in lines:
+        lines["size"] = describe_size(old, config)
+    if "rope" in lines:
+        lines["rope"] = [
+            f"model.{name} from {getattr(old, name):,g} to {getattr(config, name):,g}"
+            for name in ROPE_BASES
+            if getattr(old, name) != getattr(config, name)
+        ]
+    if "positions" in lines and old.max_position_embeddings != config.max_position_embeddings:
+        lines["positions"] = [describe_positions(old, config)]
+    unread = {"tokenizer"} if note else set[str]()
+    adopted = [f"{item}: {'; '.join(lines[item] or ['nothing differs'])}" for item in lines if item not in unread]
+    return _Checked(family, Adoption(old, config, tokens), tuple(adopted), note)
 
 
-def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
-    """Refuse weights whose ids mean other tokens than those of the shards; return a note if that cannot be checked."""
-    address = storage.redact(source)
+def _compare_tokenizers(
+    folder: Path, source: str, most_rows: int, wanted: Wanted
+) -> tuple[TokenMap | None, str | None]:
+    """Refuse weights whose ids mean other tokens than those of the shards, or return where the rows come from.
+
+    The second result is a note if that cannot be checked.
+    """
+    address, expected, adopts = storage.redact(source), wanted.tokenizer_fingerprint, "tokenizer" in wanted.adopt
+    if expected is None:
+        return None, "the tokenizers are compared once the shards can be read" if adopts else None
     if not any((folder / name).is_file() for name in (INFO_NAME, TOKENIZER_NAME)):
-        return f"{address} carries no {TOKENIZER_NAME}: cannot check that its ids are those of the shards"
-    fingerprint = Tokenizer.load(folder).fingerprint
-    if fingerprint != expected:
+        if adopts:
+            raise UserError(
+                f"init_from={address} has no {TOKENIZER_NAME}, so nothing says which token a row of it is",
+                fix="copy the files of its tokenizer into it, or remove tokenizer from adopt if the ids are those of "
+                "the shards",
+                code="missing-tokenizer",
+            )
+        return None, f"{address} carries no {TOKENIZER_NAME}: cannot check that its ids are those of the shards"
+    tokenizer, num_rows = Tokenizer.load(folder), load_config(folder).vocab_size
+    if tokenizer.fingerprint == expected and num_rows <= most_rows:
+        return None, None
+    if not adopts:
         raise UserError(
-            f"init_from={address} has a tokenizer with fingerprint {fingerprint}, and the shards were made "
+            f"init_from={address} has a tokenizer with fingerprint {tokenizer.fingerprint}, and the shards were made "
             f"with {expected}: the same ids are other tokens",
-            fix=f"make shards with its tokenizer (`clozeworks shards --tokenizer {quote(str(address))} ...`), or give "
-            "another checkpoint",
+            fix=f"make shards with its tokenizer (`clozeworks shards --tokenizer {quote(str(address))} ...`), give "
+            f"another checkpoint, or add tokenizer to adopt ({_setting(wanted.adopt, ['tokenizer'])})",
             code="other-tokenizer",
         )
-    return None
+    if tokenizer.vocab_size > num_rows:
+        raise UserError(
+            f"init_from={address} has a tokenizer of {tokenizer.vocab_size:,} tokens and a model of {num_rows:,}",
+            fix="copy both from the same model",
+            code="other-tokenizer",
+        )
+    assert wanted.open_tokenizer is not None
+    return token_map(tokenizer, wanted.open_tokenizer()), None
 
 
-def _check_architecture(folder: Path, source: str, config: ModelSettings) -> PublishedFamily:
-    """Return the family of both sides; config.json must agree with `config`."""
+def _check_architecture(
+    folder: Path, source: str, config: ModelSettings, adopt: tuple[Adoptable, ...]
+) -> tuple[PublishedFamily, ModelSettings]:
+    """Return the family of both sides, and `config` with the sizes, bases and positions of the checkpoint.
+
+    config.json must agree with `config` but for what `adopt` names.
+    """
     address = storage.redact(source)
     family = family_in_transformers(config, next_sentence=False)
     theirs: dict[str, Any] = load_config(folder).to_dict()
@@ -191,26 +287,44 @@ def _check_architecture(folder: Path, source: str, config: ModelSettings) -> Pub
             code="other-architecture",
         )
     settings = family.settings_of(theirs)
+    numbers = {name: value for name, value in settings.items() if name in _ITEMS and isinstance(value, int | float)}
+    old = config.model_copy(update={_SETTINGS.get(name, name): value for name, value in numbers.items()})
     differences = [
-        f"model.{name} is {getattr(config, name)} and there {value}"
+        (f"model.{name} is {getattr(config, name)} and there {value}", _ITEMS[name] if name in numbers else None)
         for name, value in settings.items()
-        if getattr(config, name) != value
+        if getattr(config if name in numbers else old, name) != value  # others may follow from those numbers
     ]
     if theirs["vocab_size"] > config.padded_vocab_size:
-        differences.append(f"model.vocab_size is {config.vocab_size} and there {theirs['vocab_size']}")
+        differences.append((f"model.vocab_size is {config.vocab_size} and there {theirs['vocab_size']}", "tokenizer"))
     if not config.decoder_bias and config.padded_vocab_size > max(config.vocab_size, theirs["vocab_size"]):
-        differences.append(
+        more = (
             f"model.pad_vocab_size_to_multiple_of={config.pad_vocab_size_to_multiple_of} adds rows to the "
             f"{theirs['vocab_size']} there, which a decoder without a bias cannot keep out of the softmax"
         )
+        differences.append((more, "tokenizer"))
     if theirs.get("tie_word_embeddings", True) != config.tie_word_embeddings:
         kinds = ("a matrix of its own", "the word matrix")
         ours, there = kinds[config.tie_word_embeddings], kinds[not config.tie_word_embeddings]
-        differences.append(f"the MLM decoder is {ours} and there {there} (model.tie_word_embeddings)")
-    if differences:
+        differences.append((f"the MLM decoder is {ours} and there {there} (model.tie_word_embeddings)", None))
+    refused = [(text, item) for text, item in differences if item not in adopt]
+    if refused:
+        missing = [item for item in get_args(Adoptable) if item in {item for _, item in refused}]
+        allowed = f", or add {', '.join(missing)} to adopt ({_setting(adopt, missing)})"
         raise UserError(
-            f"init_from={address} is of another architecture: {'; '.join(differences)}",
-            fix="set these settings as in the checkpoint, or give another checkpoint",
+            f"init_from={address} is of another architecture: {'; '.join(text for text, _ in refused)}",
+            fix="set these settings as in the checkpoint, or give another checkpoint"
+            + (allowed if all(item for _, item in refused) else ""),
             code="other-architecture",
         )
-    return family
+    if obstacles := tiling_obstacles(old, config):
+        raise UserError(
+            f"init_from={address} cannot be tiled to this size: {'; '.join(obstacles)}",
+            fix="choose sizes that are at least as large, with heads as wide as there, or give another checkpoint",
+            code="size-not-tileable",
+        )
+    return family, old
+
+
+def _setting(adopt: tuple[Adoptable, ...], missing: Sequence[Adoptable]) -> str:
+    """Return the setting that adopts these items too."""
+    return f"adopt=[{','.join((*adopt, *missing))}]"

@@ -10,9 +10,9 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import load_settings
@@ -42,6 +42,8 @@ from trainer.config.training_settings import (
     ZeroSettings,
 )
 
+Adoptable = Literal["tokenizer", "size", "rope", "positions"]
+
 
 class RunConfig(Settings):
     """A training run."""
@@ -54,6 +56,12 @@ class RunConfig(Settings):
         min_length=1,
         description="initial weights: a Hugging Face directory of the model's family, a Hub name, or "
         "models:/NAME@ALIAS; a resumed run uses its checkpoint",
+    )
+    adopt: tuple[Adoptable, ...] = Field(
+        (),
+        description="list of what may differ between init_from and the run: tokenizer (rows of shared tokens are "
+        "copied, others are means), size (layers are repeated, widths tiled), rope (another base), positions "
+        "(learned ones are repeated)",
     )
     model: ModelSettings = ModelSettings()
     objectives: Objectives | None = Field(
@@ -91,6 +99,14 @@ class RunConfig(Settings):
         stages = training.get("stages") if isinstance(training, Mapping) else None
         names = [str(each.get("name")) for each in stages or () if isinstance(each, Mapping)]
         return explain_stage(name, value, names) or explain_synonym(name, value, _sequence_length(values, name))
+
+    @field_validator("adopt", mode="before")
+    @classmethod
+    def _read_mapping(cls, value: Any) -> Any:
+        """Read `{tokenizer, size}`, which in YAML is a mapping of names to nothing, as the list of its names."""
+        if isinstance(value, Mapping) and all(each is None or each is True for each in value.values()):
+            return list(value)
+        return value
 
     @model_validator(mode="after")
     def _check_between_settings(self) -> RunConfig:

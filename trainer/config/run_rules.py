@@ -148,6 +148,26 @@ def _check_task(config: RunConfig) -> None:
             fix="set model.output_bias=zeros",
             code="output-bias-with-init-from",
         )
+    _check_adopted(config)
+
+
+def _check_adopted(config: RunConfig) -> None:
+    """Check that there are weights to adopt, and that the model has what is adopted."""
+    named = f"adopt=[{', '.join(config.adopt)}]"
+    if twice := next((item for item in config.adopt if config.adopt.count(item) > 1), None):
+        raise SettingError(f"{named} names {twice} twice", fix="name each once", code="adopted-twice")
+    if config.adopt and config.init_from is None:
+        raise SettingError(
+            f"{named} has no effect without init_from, whose weights it adopts",
+            fix="set init_from, or remove adopt",
+            code="setting-without-effect",
+        )
+    if "rope" in config.adopt and config.model.position_embedding != "rotary":
+        raise SettingError(
+            f"{named}: rope has no effect with model.position_embedding={config.model.position_embedding}",
+            fix="remove rope from adopt",
+            code="setting-without-effect",
+        )
 
 
 def _check_evaluation(config: RunConfig) -> None:

@@ -256,7 +256,7 @@ def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer: str | None, vocab
                 code="mixed-tokenizers",
             )
     if tokenizer is not None:
-        fingerprint = Tokenizer.load(tokenizer_of_run(tokenizer, first)).fingerprint
+        fingerprint = open_tokenizer(tokenizer, first).fingerprint
         if fingerprint != expected:
             raise UsageError(
                 f"data.tokenizer={tokenizer} has fingerprint {fingerprint} and the shards {storage.redact(first.url)} "
@@ -272,6 +272,11 @@ def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer: str | None, vocab
             fix=f"set model.vocab_size={needed}",
             code="vocabulary-too-small",
         )
+
+
+def open_tokenizer(tokenizer: str | None, shard_set: ShardSet) -> Tokenizer:
+    """Return the tokenizer of a run; see `tokenizer_of_run`."""
+    return Tokenizer.load(tokenizer_of_run(tokenizer, shard_set))
 
 
 def tokenizer_of_run(tokenizer: str | None, shard_set: ShardSet) -> str:

@@ -310,6 +310,7 @@ def _write_origin(
         "git_revision": facts.git_revision,
         "data_digests": dict(facts.data_digests),
         "data_lineage": list(facts.data_lineage),
+        **({"adopted": list(facts.adopted)} if facts.adopted else {}),
         "tokenizer_fingerprint": tokenizer.fingerprint,
         "scores": dict(facts.scores),
         "evaluation": dict(facts.evaluation),

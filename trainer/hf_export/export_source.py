@@ -92,6 +92,7 @@ def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
         mlflow_run_id=saved.state.mlflow_run_id,
         git_revision=tags.get(GIT_TAG),
         data_lineage=_lineage(saved, tags),
+        adopted=saved.state.adopted,
         data_digests=digests,
         sources=_sources(config, saved.data.manifest_digests),
         scores=scores,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from data_prep.dataset.data_card import escaped
 from data_prep.dataset.manifest_records import SourceRecord
+from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.families.family import PublishedFamily
 from trainer.config.objective_settings import sentence_pairs_of
@@ -49,6 +50,8 @@ class TrainingFacts:
     """Metrics on the valid shards by name."""
     evaluation: Mapping[str, str] = field(default_factory=dict)
     """How the scores were measured, as facts by name (`trainer/config/comparability.py`)."""
+    adopted: Sequence[str] = ()
+    """How the initial weights were made of those of `init_from`; empty where nothing was adopted."""
     averaged: Mapping[str, float] = field(default_factory=dict)
     """Coefficients of an averaged model by checkpoint name; empty for the weights of one checkpoint."""
 
@@ -129,6 +132,7 @@ def _pairs_head(config: RunConfig, has_pairs: bool, pairs_class: str) -> str:
 
 def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> str:
     averaged = ", ".join(f"{name} ({share:.4f})" for name, share in facts.averaged.items())
+    adopted = "; ".join([f"those of {escaped(storage.redact(str(config.init_from)))}", *facts.adopted])
     rows = [
         ("optimizer steps", f"{facts.step:,} of {config.max_steps:,}" if facts.step is not None else None),
         ("tokens seen", f"{facts.tokens_seen:,}" if facts.tokens_seen is not None else None),
@@ -138,6 +142,7 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> 
         ("precision", config.training.precision),
         ("tokenizer", f"{_TOKENIZERS[tokenizer.info.kind]}, fingerprint `{tokenizer.fingerprint}`"),
         *([("mean of checkpoints", averaged)] if averaged else []),
+        *([("initial weights", adopted)] if facts.adopted else []),
         ("MLflow run", f"`{facts.mlflow_run_id}`" if facts.mlflow_run_id else None),
         ("source code", f"git `{facts.git_revision}`" if facts.git_revision else None),
     ]

@@ -28,7 +28,7 @@ from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.data.hidden_words import HiddenWords, hide_words
 from trainer.data.sample_range import Branch
-from trainer.data.shard_set import ShardSet, has_valid_split, tokenizer_of_run
+from trainer.data.shard_set import ShardSet, has_valid_split, open_tokenizer
 from trainer.distributed.process_group import Ranks, broadcast_object, device_name, gather_objects, is_cpu_requested
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
@@ -85,15 +85,20 @@ def set_up(
     model = build_model(config, shard_sets)
     lineage = start.data_lineage
     notes: list[str] = []
+    adopted: tuple[str, ...] = ()
     if start.checkpoint is None and config.init_from is not None:
-        from trainer.checkpoint.initial_weights import load_initial_weights
+        from trainer.checkpoint.initial_weights import Wanted, load_initial_weights
 
         find_folder = partial(extensions.pull_model, config.init_from, config.tracking.uri)
-        notes, lineage = load_initial_weights(model, config.init_from, find_folder, ranks, data.tokenizer_fingerprint)
+        wanted = Wanted(
+            data.tokenizer_fingerprint, partial(open_tokenizer, config.data.tokenizer, shard_sets[0]), config.adopt
+        )
+        notes, lineage, adopted = load_initial_weights(model, config.init_from, find_folder, ranks, wanted)
     if ranks.is_first:  # after the checks: a rejected run leaves the directory unchanged
         keep_tokenizer(config, shard_sets[0])
     engine = open_engine(model, start, config, shard_sets, ranks, watchdog)
     state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks))
+    state = state.model_copy(update={"adopted": adopted}) if adopted else state
     objectives, stage = model.objectives, config.stage_of(state.step + 1)
     minimal_pairs = None
     if config.evaluation.minimal_pairs is not None:
@@ -209,7 +214,7 @@ def first_progress(start: Start, config: RunConfig) -> Progress:
 
 def hidden_words_of(config: RunConfig, shard_sets: list[ShardSet]) -> HiddenWords:
     """Return the words of the valid split that every evaluation hides."""
-    tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_sets[0]))
+    tokenizer = open_tokenizer(config.data.tokenizer, shard_sets[0])
     length = shape_of_words(config.stages[0]).sequence_length
     return hide_words(shard_sets, tokenizer, length, config.data.on_corrupt_shard == "skip")
 
@@ -251,7 +256,7 @@ def log_run_summary(run: Run, state: TrainState, changes: list[str], start: Star
     for change in changes:
         is_notable = change.startswith((*CHANGES_NUMERICS, *CHANGES_SCORES))
         (LOG.warning if is_notable else LOG.info)(f"changed since the checkpoint: {change}")
-    describe_run(run.reporter.tracker, config, shard_sets, state.data_lineage)
+    describe_run(run.reporter.tracker, config, shard_sets, state.data_lineage, state.adopted)
 
 
 def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:
@@ -302,7 +307,7 @@ def keep_tokenizer(config: RunConfig, shard_set: ShardSet) -> None:
     Raises:
         UserError: the tokenizer is damaged, or the output directory cannot be written.
     """
-    tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_set))
+    tokenizer = open_tokenizer(config.data.tokenizer, shard_set)
     folder = Path(config.output_dir) / TOKENIZER_FOLDER
     if not is_tokenizer(folder, tokenizer.fingerprint):
         tokenizer.copy_files(str(folder))

@@ -29,6 +29,7 @@ from trainer.checkpoint.format import list_steps
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
+from trainer.data.shard_set import open_tokenizer
 from trainer.distributed.rank_environment import (
     DESCRIPTORS_PER_RANK,
     extensions_folder,
@@ -325,10 +326,11 @@ def check_initial_weights(run: PlannedRun) -> Iterator[Finding]:
         fingerprint = read_manifest(config.data_sets[0]).tokenizer.fingerprint
     except UserError:  # the check of the data reports it
         fingerprint = None
-    from trainer.checkpoint.initial_weights import look_at_initial_weights
+    from trainer.checkpoint.initial_weights import Wanted, look_at_initial_weights
 
+    wanted = Wanted(fingerprint, lambda: open_tokenizer(config.data.tokenizer, run.shard_sets[0]), config.adopt)
     find_folder = partial(run.outside.look_at_model, config.init_from, config.tracking.uri)
-    for line in look_at_initial_weights(config.model, config.init_from, find_folder, fingerprint):
+    for line in look_at_initial_weights(config.model, config.init_from, find_folder, wanted):
         yield Finding("ok", "init_from", line)
 
 

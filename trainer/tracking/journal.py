@@ -31,6 +31,8 @@ ENTROPY_PARAM = "data.unigram_entropy_nats"
 GIT_TAG = "clozeworks.git_revision"
 LINEAGE_TAG = "clozeworks.data_lineage"
 """Tag of the run with the manifest digests of all data that its weights saw, separated by commas."""
+ADOPTED_TAG = "clozeworks.adopted"
+"""Tag of the run that says how its initial weights were made of those of `init_from`."""
 
 POINTS_NAME = "points.jsonl"
 RECORD_NAME = "run.json"

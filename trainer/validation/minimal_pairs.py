@@ -27,7 +27,7 @@ from trainer.data.minimal_pairs import (
     judge,
     read_minimal_pairs,
 )
-from trainer.data.shard_set import ShardSet, tokenizer_of_run
+from trainer.data.shard_set import ShardSet, open_tokenizer
 from trainer.distributed.process_group import Ranks, all_reduce_sum
 from trainer.engine.engine import Engine
 from trainer.validation.loss import metric_names
@@ -109,7 +109,7 @@ def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs:
         UserError: they cannot be read, or a sentence has no token or is longer than the shortest row of the run.
     """
     assert config.evaluation.minimal_pairs is not None, "the caller looks"
-    tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_set))
+    tokenizer = open_tokenizer(config.data.tokenizer, shard_set)
     shortest = min(stage.sequence_length for stage in config.stages)
     return open_minimal_pairs(config.evaluation.minimal_pairs, tokenizer, shortest)
 

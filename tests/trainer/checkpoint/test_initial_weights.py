@@ -27,7 +27,13 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from trainer import load_config
-from trainer.checkpoint.initial_weights import SHUT, load_initial_weights, look_at_initial_weights
+from trainer.checkpoint.initial_weights import (
+    ANY_TOKENIZER,
+    SHUT,
+    Wanted,
+    load_initial_weights,
+    look_at_initial_weights,
+)
 from trainer.checkpoint.writer import ALONE
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import MASKED_LM_ALONE, ObjectiveSettings, objectives_of
@@ -155,13 +161,13 @@ def test_a_missing_token_starts_with_bias_0_and_padding_rows_are_shut(family, fo
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_checkpoint_of_another_tokenizer_than_the_shards_is_refused(folder, writer, family):
     model = PretrainingModel(OURS[family])
-    lines, _ = load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, tokenizer_fingerprint="0" * 64)
+    lines, *_ = load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, wanted=Wanted("0" * 64))
     assert "carries no tokenizer.json" in lines[-1]
     fingerprint = Tokenizer.load(WRITERS[writer](folder, ["a few words of text"] * 9, vocab_size=400)).fingerprint
-    lines, _ = load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, tokenizer_fingerprint=fingerprint)
+    lines, *_ = load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, wanted=Wanted(fingerprint))
     assert len(lines) == 1
     with pytest.raises(UserError, match=f"{fingerprint}.*{'0' * 64}", check=coded("other-tokenizer")):
-        load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, tokenizer_fingerprint="0" * 64)
+        load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, wanted=Wanted("0" * 64))
 
 
 @WITH_BIAS
@@ -319,9 +325,9 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
         begin(OURS["bert"], tmp_path)
 
 
-def look(config, source, tracking_uri=None, tokenizer_fingerprint=None):
+def look(config, source, tracking_uri=None, wanted=ANY_TOKENIZER):
     find_folder = partial(folder_without_weights, source, tracking_uri)
-    return look_at_initial_weights(config, source, find_folder, tokenizer_fingerprint)
+    return look_at_initial_weights(config, source, find_folder, wanted)
 
 
 def test_a_refusal_loads_no_weights(family, folder, tmp_path):
@@ -329,9 +335,9 @@ def test_a_refusal_loads_no_weights(family, folder, tmp_path):
     for weights in folder.glob("*.safetensors"):
         weights.write_bytes(b"")  # not even opened
     fingerprint = Tokenizer.load(WRITERS["wordpiece"](folder, ["a few words of text"] * 9, vocab_size=400)).fingerprint
-    assert len(look(OURS[family], str(folder), tokenizer_fingerprint=fingerprint)) == 1
+    assert len(look(OURS[family], str(folder), wanted=Wanted(fingerprint))) == 1
     with pytest.raises(UserError, match=fingerprint, check=coded("other-tokenizer")):
-        look(OURS[family], str(folder), tokenizer_fingerprint="0" * 64)
+        look(OURS[family], str(folder), wanted=Wanted("0" * 64))
     with pytest.raises(UserError, match="model.num_hidden_layers is 3 and there 4", check=coded("other-architecture")):
         look(OURS[family].model_copy(update={"num_hidden_layers": 3}), str(folder))
     with pytest.raises(UserError, match="nowhere", check=coded("unknown-model")):

@@ -46,6 +46,7 @@ FACTS = TrainingFacts(
         ),
     ),
     scores={"valid/mlm_loss": 5.25},
+    adopted=("size: layers 0, 1, 1 of 2 become 0 to 2",),
 )
 
 
@@ -265,11 +266,14 @@ def test_the_model_card_reports_sources_tokens_and_scores(exported):
     card = (exported / "README.md").read_text()
     for told in ("| tales | CC-BY-4.0 | en | not stated | 2 | 40 |", "10 of 20", "640", "5.2500", '- "en"'):
         assert told in card
+    begun = make_config().model_copy(update={"init_from": "s3://name:secret@host/base"})
+    card = model_card("x", begun, FACTS, Tokenizer.load(exported))
+    assert "- initial weights: those of s3://host/base; size: layers 0, 1, 1 of 2 become 0 to 2\n" in card
 
 
 def test_provenance_reports_what_was_checked(exported):
     provenance = json.loads((exported / "provenance.json").read_text())
-    assert provenance["checkpoint"] == "step-00000010"
+    assert provenance["checkpoint"] == "step-00000010" and provenance["adopted"] == [*FACTS.adopted]
     assert provenance["parity"]["num_texts"] > 40 and provenance["parity"]["num_sequences"] > 10
     assert provenance["parity"]["num_logits"] > 100 * 448
     assert provenance["parity"]["max_logit_difference"] < 1e-4 * provenance["parity"]["max_logit"]

@@ -45,7 +45,7 @@ from trainer.metrics.health import NonFiniteSteps
 from trainer.model import numerics
 from trainer.objectives.pretraining import PretrainingModel
 from trainer.preflight.data_checks import EVALUATION_IS_OFF
-from trainer.tracking.journal import LINEAGE_TAG
+from trainer.tracking.journal import ADOPTED_TAG, LINEAGE_TAG
 from trainer.tracking.tracker import NullTracker
 
 BASE, BEFORE_BASE = "b" * 64, "a" * 64
@@ -185,6 +185,24 @@ def test_the_data_of_the_weights_that_a_run_starts_with_counts_as_seen(
     assert read_source(folder).facts.data_lineage == seen and tracker.tags[LINEAGE_TAG] == ",".join(seen)
     shutil.rmtree(base)
     assert set_up(begun)[1].data_lineage == seen, "a resumed run does not read its base again"
+
+
+@pytest.mark.long
+def test_what_was_adopted_is_part_of_the_run_and_of_its_checkpoints(
+    config: RunConfig, base: Path, tracker: TagTracker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = config.model.num_hidden_layers
+    deeper = config.model.model_copy(update={"num_hidden_layers": 2 * layers})
+    begun = config.model_copy(update={"init_from": str(base), "adopt": ("size",), "model": deeper})
+    begun_run = set_up(begun)
+    (line,) = begun_run[1].adopted
+    assert line == "size: layers 0, 0 of 1 become 0 to 1" and f"adopting {line}" in capsys.readouterr().out
+    folder = save(begun_run, 2)
+    assert read_source(folder).facts.adopted == (line,) and tracker.tags[ADOPTED_TAG] == line
+    shutil.rmtree(base)
+    assert set_up(begun)[1].adopted == (line,), "a resumed run does not read its base again"
+    with pytest.raises(UsageError, match="adopt was", check=coded("incompatible-change")):
+        set_up(begun.model_copy(update={"adopt": ()}))
 
 
 @pytest.mark.long

@@ -168,6 +168,10 @@ def test_initial_weights_are_looked_at_with_the_tokenizer_of_the_shards(small_sh
     narrower = load_config("tiny_cpu", [*settings, "model.intermediate_size=100"])
     with pytest.raises(UserError, match="model.intermediate_size is 100 and there"):
         explain(planned(narrower))
+    larger = load_config("tiny_cpu", [*settings, "model.intermediate_size=600", "adopt=[tokenizer,size]"])
+    told = explain(planned(larger))
+    assert "adopts size: tiled from the middle: model.intermediate_size from 512 to 600" in told
+    assert "adopts tokenizer: nothing differs" in told
 
 
 def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):
