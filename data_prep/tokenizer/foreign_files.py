@@ -22,6 +22,7 @@ SPECIAL_TOKENS_MAP_NAME = "special_tokens_map.json"
 FILE_NAMES = (TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, SPECIAL_TOKENS_MAP_NAME)
 
 _ROLES = ("pad", "unk", "cls", "sep", "mask")
+_ROBERTA_NAMES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 _IDS_DO_NOT_DEPEND_ON = ("version", "truncation", "padding", "decoder", "post_processor")
 _UNKNOWN = "\ufffd".encode()
 
@@ -44,15 +45,16 @@ def read_files(url: str) -> dict[str, bytes]:
 
 
 def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes], where: str) -> SpecialTokens:
-    """The special tokens that the files name, else those of BERT's names.
+    """The special tokens that the files name, else those of BERT's names, else those of RoBERTa's.
 
     Raises:
         UserError: one that an encoder needs is not there, or a text is not put between [CLS] and [SEP].
     """
     declared = {**_read_json(files, SPECIAL_TOKENS_MAP_NAME, where), **_read_json(files, TOKENIZER_CONFIG_NAME, where)}
     names = {
-        role: _content(declared.get(f"{role}_token")) or default
-        for role, default in zip(_ROLES, SPECIAL_TOKENS, strict=True)
+        role: _content(declared.get(f"{role}_token"))
+        or (roberta if encoder.token_to_id(bert) is None and encoder.token_to_id(roberta) is not None else bert)
+        for role, bert, roberta in zip(_ROLES, SPECIAL_TOKENS, _ROBERTA_NAMES, strict=True)
     }
     found = {role: encoder.token_to_id(name) for role, name in names.items()}
     ids = {role: number for role, number in found.items() if number is not None}
@@ -60,7 +62,7 @@ def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes
     if missing:
         raise UserError(
             f"{where} has no {', '.join(missing)} in its vocabulary, which masked-language modeling needs",
-            fix=f"name the special tokens in {TOKENIZER_CONFIG_NAME}, or use the tokenizer of a BERT or ModernBERT",
+            fix=f"name the special tokens in {TOKENIZER_CONFIG_NAME}, or use the tokenizer of a BERT, ModernBERT or RoBERTa",
             code="missing-special-tokens",
         )
     named = list(ids.values())
@@ -150,17 +152,24 @@ _BYTE_OF = _byte_alphabet()
 
 def _check_template(encoder: tokenizers.Tokenizer, cls_id: int, sep_id: int, where: str) -> None:
     first, second = (encoder.encode(text, add_special_tokens=False).ids for text in ("a", "b"))
+    pairs = [[cls_id, *first, *between, *second, sep_id] for between in ([sep_id], [sep_id, sep_id])]
     expected = {
-        "a text": (encoder.encode("a").ids, [cls_id, *first, sep_id]),
-        "a pair": (encoder.encode("a", "b").ids, [cls_id, *first, sep_id, *second, sep_id]),
+        "a text": (encoder.encode("a").ids, [[cls_id, *first, sep_id]]),
+        "a pair": (encoder.encode("a", "b").ids, pairs),
     }
     for what, (found, wanted) in expected.items():
-        if found != wanted:
+        if found not in wanted:
             raise UserError(
-                f"{where} encodes {what} as {found}; training needs [CLS] A [SEP] and [CLS] A [SEP] B [SEP], {wanted}",
-                fix=f"set the post-processor in {TOKENIZER_NAME} to write these, as BERT's and ModernBERT's do",
+                f"{where} encodes {what} as {found}; training needs [CLS] A [SEP] and [CLS] A [SEP] B [SEP] or, as in "
+                f"RoBERTa, [CLS] A [SEP] [SEP] B [SEP], {' or '.join(map(str, wanted))}",
+                fix=f"set the post-processor in {TOKENIZER_NAME} to write these, as those of BERT and RoBERTa do",
                 code="unsupported-template",
             )
+
+
+def separators_of_pairs(encoder: tokenizers.Tokenizer, sep_id: int) -> int:
+    """Return how many [SEP] the tokenizer writes between the texts of a pair: 1, or 2 as in RoBERTa."""
+    return encoder.encode("a", "b").ids.count(sep_id) - 1
 
 
 def _becomes_itself(encoder: tokenizers.Tokenizer, content: str, number: int) -> bool:

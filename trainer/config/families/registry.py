@@ -5,8 +5,11 @@ from __future__ import annotations
 from trainer.config.families.bert import Bert
 from trainer.config.families.family import Custom, Family, PublishedFamily
 from trainer.config.families.modernbert import ModernBert
+from trainer.config.families.roberta import Roberta, XlmRoberta
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (Bert(), ModernBert(), Custom())}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (Bert(), ModernBert(), Roberta(), XlmRoberta(), Custom())
+}
 
 
 def published_families() -> list[PublishedFamily]:
