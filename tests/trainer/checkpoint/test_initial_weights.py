@@ -17,6 +17,8 @@ from transformers import (
     ModernBertConfig,
     ModernBertForMaskedLM,
     PreTrainedModel,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
 )
 
 from data_prep.base.errors import UsageError, UserError
@@ -44,6 +46,7 @@ OURS = {
     "modernbert": ModelSettings(
         family="modernbert", vocab_size=70, pad_vocab_size_to_multiple_of=1, local_attention=8, **SIZES
     ),
+    "xlm-roberta": ModelSettings(family="xlm-roberta", vocab_size=70, pad_vocab_size_to_multiple_of=1, **SIZES),
 }
 LENGTH = 20
 
@@ -52,6 +55,9 @@ def make_theirs(family: str, vocab_size: int = 70, **options: Any) -> PreTrained
     torch.manual_seed(3)
     if family == "bert":
         model: PreTrainedModel = BertForPreTraining(BertConfig(vocab_size=vocab_size, **SIZES, **options))
+    elif family == "xlm-roberta":
+        published = {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1, "max_position_embeddings": 26}
+        model = XLMRobertaForMaskedLM(XLMRobertaConfig(vocab_size=vocab_size, **SIZES | published | options))
     else:
         model = ModernBertForMaskedLM(
             ModernBertConfig(vocab_size=vocab_size, local_attention=8, pad_token_id=0, **SIZES, **options)
@@ -234,6 +240,7 @@ def test_config_json_of_modernbert_must_be_consistent(tmp_path, changes):
         ),
         ({"family": "bert", "is_decoder": True}, "model.local_attention is None and there to the left alone"),
         ({"family": "bert", "hidden_act": "gelu_new"}, "model.hidden_act is gelu and there gelu_new"),
+        ({"family": "xlm-roberta", "pad_token_id": 3}, "model.max_position_embeddings is 24 and there 22"),
     ],
 )
 def test_options_that_no_setting_covers_are_refused(tmp_path, options, said):
