@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from data_prep.text.cleaning import METASPACE
@@ -83,13 +85,20 @@ def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes
     )
 
 
-def fingerprint_of(files: Mapping[str, bytes], special_tokens: SpecialTokens) -> str:
-    """sha256 of what decides the ids; not of how a file is written, nor of what is done to ids afterwards."""
+def fingerprint_of(files: Mapping[str, bytes], special_tokens: SpecialTokens, exact_scores: bool = False) -> str:
+    """sha256 of what decides the ids; not of how a file is written, nor of what is done to ids afterwards.
+
+    The scores of a Unigram model are float32, written with more digits, of which the library changes the last one where
+    it writes the file again. `exact_scores` takes all digits, as releases before this rule did.
+    """
     values = json.loads(files[TOKENIZER_NAME])
     what = {key: value for key, value in values.items() if key not in _IDS_DO_NOT_DEPEND_ON}
     if "merges" in what.get("model", {}):  # pairs, or both with a space between in older files
         merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in what["model"]["merges"]]
         what["model"] = {**what["model"], "merges": merges}
+    if what.get("model", {}).get("type") == "Unigram" and not exact_scores:
+        vocabulary = [[piece, float(np.float32(score))] for piece, score in what["model"]["vocab"]]
+        what["model"] = {**what["model"], "vocab": vocabulary}
     what["special_tokens"] = special_tokens.model_dump(mode="json")
     return hashlib.sha256(json.dumps(what, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

@@ -112,9 +112,12 @@ class ForeignTokenizer(Tokenizer):
                 fix="copy the whole folder again",
                 code="tokenizer-mismatch",
             )
-        if recorded is not None and (recorded.fingerprint, recorded.vocab_size) != (
-            found.fingerprint,
-            found.vocab_size,
+        if recorded is not None and not (
+            recorded.vocab_size == found.vocab_size
+            and (
+                recorded.fingerprint == found.fingerprint
+                or recorded.fingerprint == fingerprint_of(files, special_tokens, exact_scores=True)
+            )
         ):
             raise UserError(
                 f"{where} is not the tokenizer that {INFO_NAME} describes: its fingerprint is {found.fingerprint}, not "

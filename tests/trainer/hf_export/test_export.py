@@ -12,7 +12,6 @@ import transformers
 from safetensors.torch import load_file
 
 from data_prep.base.errors import UserError
-from data_prep.base.load_settings import validate_settings
 from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
@@ -148,12 +147,14 @@ def test_shards_made_with_an_exports_tokenizer_are_sound(kind, tokenizer_folder,
 
 
 @pytest.mark.parametrize("family", ["roberta", "xlm-roberta"])
-def test_a_roberta_is_exported_with_two_unused_positions_and_begins_another_run(small_corpus, tmp_path, family):
+def test_a_roberta_is_exported_with_unused_positions_and_begins_another_run(
+    small_corpus, tokenizer_folder, tmp_path, family
+):
     """Also with a tokenizer made here, whose [PAD] is 0: one row is unused then."""
     sizes = {"family": family, "vocab_size": 600}
     config = make_config("none", sizes)
     texts = small_corpus.read_text().splitlines()
-    for folder, unused in ((WRITERS[family](tmp_path / family, texts, 600), 2), (small_tokenizer_of(tmp_path), 1)):
+    for folder, unused in ((WRITERS[family](tmp_path / family, texts, 600), 2), (tokenizer_folder, 1)):
         output = tmp_path / f"out-{unused}"
         report = export_model(config, make_weights(config), folder, output)
         assert report.parity.num_texts > 40 and report.parity.num_logits > 100 * 600
@@ -169,17 +170,6 @@ def test_a_roberta_is_exported_with_two_unused_positions_and_begins_another_run(
         begun = PretrainingModel(config.model, config.all_objectives)
         load_initial_weights(begun, "out", lambda output=output: output, ALONE)
         assert all(torch.equal(begun.state_dict()[name], weight) for name, weight in make_weights(config).items())
-
-
-def small_tokenizer_of(folder: Path) -> Path:
-    trained(["the capital of France is Paris, a city at a river"] * 20, folder / "own", vocab_size=300)
-    return folder / "own"
-
-
-def test_sentence_pairs_need_rows_that_the_tokenizer_writes(tmp_path):
-    config = {"model": {"family": "roberta"}, "data": {"shards": "s", "sentence_pairs": "next_sentence"}}
-    with pytest.raises(UserError, match="RoBERTa has one token type and no head for sentence pairs"):
-        validate_settings(RunConfig, config, "run.yaml")
 
 
 @pytest.mark.long
