@@ -64,7 +64,8 @@ def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes
     if missing:
         raise UserError(
             f"{where} has no {', '.join(missing)} in its vocabulary, which masked-language modeling needs",
-            fix=f"name the special tokens in {TOKENIZER_CONFIG_NAME}, or use the tokenizer of a BERT, ModernBERT or RoBERTa",
+            fix=f"name the special tokens in {TOKENIZER_CONFIG_NAME}, or use the tokenizer of a BERT, ModernBERT or "
+            "RoBERTa",
             code="missing-special-tokens",
         )
     named = list(ids.values())

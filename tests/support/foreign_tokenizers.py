@@ -6,10 +6,14 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 NAMES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 ROBERTA_NAMES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
@@ -96,6 +100,13 @@ WRITERS = {
     "roberta": write_roberta,
     "xlm-roberta": write_xlm_roberta,
 }
+
+
+def as_named(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text with the tokenizer's own names in place of BERT's."""
+    for role, name in NAMES.items():
+        text = text.replace(name, getattr(tokenizer, f"{role}_token"))
+    return text
 
 
 def _write(tokenizer: Tokenizer, folder: Path, pair_type: int) -> None:

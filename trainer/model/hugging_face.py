@@ -1,7 +1,8 @@
 """Our weights and settings as those of transformers' class of a family, both ways.
 
 Names differ, one matrix of ours may be several there (in BERT queries, keys and values), and RoBERTa's table of
-positions has unused rows in front; nothing is computed, so the mapping is exact. The rows that pad the vocabulary are real rows on both sides (`MaskedLanguageModelHead` says why).
+positions begins with unused rows; nothing is computed, so the mapping is exact. The rows that pad the vocabulary are
+real rows on both sides (`MaskedLanguageModelHead` says why).
 """
 
 from __future__ import annotations
