@@ -74,6 +74,36 @@ MODERNBERT = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
+# Liu et al. 2019, and config.json of FacebookAI/roberta-base: 514 positions, of which the first two are unused
+ROBERTA = {
+    "max_position_embeddings": 512,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "hidden_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "norm_position": "post",
+}
+# Liu et al. 2019, table 9, column BASE
+ROBERTA_BASE = {
+    "model.vocab_size": 50265,  # config.json of FacebookAI/roberta-base
+    "model.num_hidden_layers": 12,
+    "model.hidden_size": 768,
+    "model.intermediate_size": 3072,
+    "model.num_attention_heads": 12,
+    "model.hidden_dropout_prob": 0.1,
+    "schedule.warmup.number": 24_000,
+    "schedule.name": "linear",
+    "optimizer.learning_rate": 6e-4,
+    "optimizer.weight_decay": 0.01,
+    "optimizer.eps": 1e-6,
+    "optimizer.beta1": 0.9,
+    "optimizer.beta2": 0.98,
+    "training.global_batch_tokens": 8192 * 512,
+    "training.gradient_clipping": 0.0,
+    "max_steps": 500_000,
+}
+# Conneau et al. 2020, section 3: 1.5M updates of 8,192 rows; config.json of FacebookAI/xlm-roberta-base
+XLMR_BASE = {"max_steps": 1_500_000, "training.global_batch_tokens": 8192 * 512, "model.vocab_size": 250002}
 MASKING = {
     "mlm_probability": 0.15,  # Devlin et al. 2018, section 3.1
     "mask_share": 0.8,  # section 3.1: 80% [MASK], 10% a random token, 10% unchanged
@@ -142,6 +172,10 @@ def preset(name: str) -> Callable[[], Any]:
 TABLES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "bert": (lambda: ModelSettings(family="bert"), BERT),
     "modernbert": (lambda: ModelSettings(family="modernbert"), MODERNBERT),
+    "roberta": (lambda: ModelSettings(family="roberta"), ROBERTA),
+    "xlm-roberta": (lambda: ModelSettings(family="xlm-roberta"), ROBERTA),
+    "roberta_base": (preset("roberta_base"), ROBERTA_BASE),
+    "xlmr_base": (preset("xlmr_base"), XLMR_BASE),
     "masking": (lambda: DataSettings(shards="shards"), MASKING),
     "optimizer": (OptimizerSettings, OPTIMIZER),
     "schedule": (ScheduleSettings, SCHEDULE),

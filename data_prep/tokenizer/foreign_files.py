@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from data_prep.text.cleaning import METASPACE
@@ -22,6 +24,7 @@ SPECIAL_TOKENS_MAP_NAME = "special_tokens_map.json"
 FILE_NAMES = (TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, SPECIAL_TOKENS_MAP_NAME)
 
 _ROLES = ("pad", "unk", "cls", "sep", "mask")
+_ROBERTA_NAMES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 _IDS_DO_NOT_DEPEND_ON = ("version", "truncation", "padding", "decoder", "post_processor")
 _UNKNOWN = "\ufffd".encode()
 
@@ -44,15 +47,16 @@ def read_files(url: str) -> dict[str, bytes]:
 
 
 def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes], where: str) -> SpecialTokens:
-    """Return the special tokens that the files name, or else the tokens with BERT's names.
+    """Return the special tokens that the files name, or else the tokens with BERT's names, or else RoBERTa's.
 
     Raises:
         UserError: one that an encoder needs is not there, or a text is not put between [CLS] and [SEP].
     """
     declared = {**_read_json(files, SPECIAL_TOKENS_MAP_NAME, where), **_read_json(files, TOKENIZER_CONFIG_NAME, where)}
     names = {
-        role: _content(declared.get(f"{role}_token")) or default
-        for role, default in zip(_ROLES, SPECIAL_TOKENS, strict=True)
+        role: _content(declared.get(f"{role}_token"))
+        or (roberta if encoder.token_to_id(bert) is None and encoder.token_to_id(roberta) is not None else bert)
+        for role, bert, roberta in zip(_ROLES, SPECIAL_TOKENS, _ROBERTA_NAMES, strict=True)
     }
     found = {role: encoder.token_to_id(name) for role, name in names.items()}
     ids = {role: number for role, number in found.items() if number is not None}
@@ -60,7 +64,8 @@ def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes
     if missing:
         raise UserError(
             f"{where} has no {', '.join(missing)} in its vocabulary, which masked-language modeling needs",
-            fix=f"name the special tokens in {TOKENIZER_CONFIG_NAME}, or use the tokenizer of a BERT or ModernBERT",
+            fix=f"name the special tokens in {TOKENIZER_CONFIG_NAME}, or use the tokenizer of a BERT, ModernBERT or "
+            "RoBERTa",
             code="missing-special-tokens",
         )
     named = list(ids.values())
@@ -81,13 +86,20 @@ def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes
     )
 
 
-def fingerprint_of(files: Mapping[str, bytes], special_tokens: SpecialTokens) -> str:
-    """Return the sha256 of what decides the ids, without the layout of the files and without post-processing."""
+def fingerprint_of(files: Mapping[str, bytes], special_tokens: SpecialTokens, exact_scores: bool = False) -> str:
+    """Return the sha256 of what decides the ids; not of how a file is written, nor of what is done to ids afterwards.
+
+    The scores of a Unigram model are float32, written with more digits, of which the library changes the last one where
+    it writes the file again. `exact_scores` takes all digits, as releases before this rule did.
+    """
     values = json.loads(files[TOKENIZER_NAME])
     what = {key: value for key, value in values.items() if key not in _IDS_DO_NOT_DEPEND_ON}
     if "merges" in what.get("model", {}):  # pairs, or both with a space between in older files
         merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in what["model"]["merges"]]
         what["model"] = {**what["model"], "merges": merges}
+    if what.get("model", {}).get("type") == "Unigram" and not exact_scores:
+        vocabulary = [[piece, float(np.float32(score))] for piece, score in what["model"]["vocab"]]
+        what["model"] = {**what["model"], "vocab": vocabulary}
     what["special_tokens"] = special_tokens.model_dump(mode="json")
     return hashlib.sha256(json.dumps(what, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -150,17 +162,24 @@ _BYTE_OF = _byte_alphabet()
 
 def _check_template(encoder: tokenizers.Tokenizer, cls_id: int, sep_id: int, where: str) -> None:
     first, second = (encoder.encode(text, add_special_tokens=False).ids for text in ("a", "b"))
+    pairs = [[cls_id, *first, *between, *second, sep_id] for between in ([sep_id], [sep_id, sep_id])]
     expected = {
-        "a text": (encoder.encode("a").ids, [cls_id, *first, sep_id]),
-        "a pair": (encoder.encode("a", "b").ids, [cls_id, *first, sep_id, *second, sep_id]),
+        "a text": (encoder.encode("a").ids, [[cls_id, *first, sep_id]]),
+        "a pair": (encoder.encode("a", "b").ids, pairs),
     }
     for what, (found, wanted) in expected.items():
-        if found != wanted:
+        if found not in wanted:
             raise UserError(
-                f"{where} encodes {what} as {found}; training needs [CLS] A [SEP] and [CLS] A [SEP] B [SEP], {wanted}",
-                fix=f"set the post-processor in {TOKENIZER_NAME} to write these, as BERT's and ModernBERT's do",
+                f"{where} encodes {what} as {found}; training needs [CLS] A [SEP] and [CLS] A [SEP] B [SEP] or, as in "
+                f"RoBERTa, [CLS] A [SEP] [SEP] B [SEP], {' or '.join(map(str, wanted))}",
+                fix=f"set the post-processor in {TOKENIZER_NAME} to write these, as those of BERT and RoBERTa do",
                 code="unsupported-template",
             )
+
+
+def separators_of_pairs(encoder: tokenizers.Tokenizer, sep_id: int) -> int:
+    """Return how many [SEP] the tokenizer writes between the texts of a pair: 1, or 2 as in RoBERTa."""
+    return encoder.encode("a", "b").ids.count(sep_id) - 1
 
 
 def _becomes_itself(encoder: tokenizers.Tokenizer, content: str, number: int) -> bool:

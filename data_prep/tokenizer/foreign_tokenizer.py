@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +26,7 @@ from data_prep.tokenizer.foreign_files import (
     fingerprint_of,
     read_files,
     read_special_tokens,
+    separators_of_pairs,
     vocabulary_of,
 )
 from data_prep.tokenizer.tokenizer import MODEL_NAME, EncodedBatch, Tokenizer
@@ -65,6 +67,7 @@ class ForeignTokenizer(Tokenizer):
         vocabulary, id_bytes = vocabulary_of(encoder, info.special_tokens, info.vocab_size)
         # Only for the hash that finds duplicates: no id depends on it.
         super().__init__(Path(url), info, url, Normalization(version=1), vocabulary, id_bytes)
+        self.pair_separators = separators_of_pairs(encoder, info.special_tokens.sep)
         self._files = files
         self._encoder = encoder
 
@@ -89,6 +92,7 @@ class ForeignTokenizer(Tokenizer):
             try_out(encoder)
             special_tokens = read_special_tokens(encoder, files, where)
             encoder.encode_special_tokens = True
+            cut_names(encoder, [encoder.id_to_token(number) for number in special_tokens.ids])
             fingerprint = fingerprint_of(files, special_tokens)
         found = TokenizerInfo(
             format_version=1,
@@ -108,9 +112,12 @@ class ForeignTokenizer(Tokenizer):
                 fix="copy the whole folder again",
                 code="tokenizer-mismatch",
             )
-        if recorded is not None and (recorded.fingerprint, recorded.vocab_size) != (
-            found.fingerprint,
-            found.vocab_size,
+        if recorded is not None and not (
+            recorded.vocab_size == found.vocab_size
+            and (
+                recorded.fingerprint == found.fingerprint
+                or recorded.fingerprint == fingerprint_of(files, special_tokens, exact_scores=True)
+            )
         ):
             raise UserError(
                 f"{where} is not the tokenizer that {INFO_NAME} describes: its fingerprint is {found.fingerprint}, not "
@@ -221,6 +228,21 @@ def _pieces(texts: Sequence[str]) -> Iterator[_Piece]:
     for number, text in enumerate(texts):
         for piece, continues_word in pieces_of_text(text):
             yield _Piece(number, piece, continues_word)
+
+
+def cut_names(encoder: tokenizers.Tokenizer, names: Iterable[str]) -> None:
+    """Let a Unigram model encode the name of a special token in a text as characters, behind a cut within the name.
+
+    Its special tokens are pieces of text like all others, with the best score. Other models reach no piece by its name
+    alone, and are not changed.
+    """
+    from tokenizers import Regex, models, pre_tokenizers
+
+    if isinstance(encoder.model, models.Unigram):
+        halves = "|".join(f"{re.escape(name[:1])}(?={re.escape(name[1:])})" for name in names if len(name) > 1)
+        cut = pre_tokenizers.Split(Regex(halves), behavior="merged_with_previous")
+        own = encoder.pre_tokenizer
+        encoder.pre_tokenizer = cut if own is None else pre_tokenizers.Sequence([own, cut])
 
 
 def _vocab_size(encoder: tokenizers.Tokenizer, where: str) -> int:

@@ -82,7 +82,10 @@ class Tokenizer(ABC):
         byte_lengths: (vocab_size,) uint32 UTF-8 bytes of normalized text that each id stands for; 0 for special tokens.
             Without byte fallback an [UNK] stands for any number of bytes.
         opens_word: (vocab_size,) bool: tokens that begin with a space.
+        pair_separators: how many [SEP] the tokenizer writes between two texts; training on pairs writes one.
     """
+
+    pair_separators = 1
 
     def __init__(
         self,

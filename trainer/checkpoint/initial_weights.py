@@ -193,7 +193,8 @@ def _read(model: PretrainingModel, source: str, folder: Path, wanted: Wanted) ->
     class_name = decoder or family.pairs_class or family.masked_lm_class
     loaded, missing = load_pretrained(class_name, folder, "the beginning of a run (init_from)")
     weights = {name: weight for name, weight in loaded.state_dict().items() if name not in missing}
-    converted, incomplete = from_hugging_face(weights, adoption.names(fresh), family)
+    pad_token_id = loaded.config.pad_token_id or 0
+    converted, incomplete = from_hugging_face(weights, adoption.names(fresh), family, pad_token_id)
     if of_encoder := [names for name, names in incomplete.items() if name.startswith("encoder.")]:
         raise UserError(
             f"init_from={storage.redact(source)} lacks {', '.join(of_encoder[0])} of the encoder",

@@ -279,6 +279,26 @@ def open_tokenizer(tokenizer: str | None, shard_set: ShardSet) -> Tokenizer:
     return Tokenizer.load(tokenizer_of_run(tokenizer, shard_set))
 
 
+def check_pairs(shard_set: ShardSet, tokenizer: str | None) -> None:
+    """Check that the tokenizer joins two texts as rows of sentence pairs do, so that an exported model gets such pairs.
+
+    Args:
+        tokenizer: `data.tokenizer`, as above.
+
+    Raises:
+        UsageError: it writes two [SEP] between them.
+    """
+    loaded = Tokenizer.load(tokenizer_of_run(tokenizer, shard_set))
+    if loaded.pair_separators != 1:
+        name = loaded.pieces[loaded.special_tokens.sep]
+        raise UsageError(
+            f"the tokenizer of the shards {storage.redact(shard_set.url)} joins two texts by {name} {name}, and a row "
+            "of sentence pairs has one separator",
+            fix="set data.sentence_pairs=none, or prepare the text with another tokenizer",
+            code="unsupported-template",
+        )
+
+
 def tokenizer_of_run(tokenizer: str | None, shard_set: ShardSet) -> str:
     """Return the folder of a run's tokenizer; a name on the Hugging Face Hub is downloaded.
 

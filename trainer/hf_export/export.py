@@ -244,7 +244,8 @@ def write_model(folder: Path, config: RunConfig, model: PretrainingModel, tokeni
     """Write config.json, with the ids of the tokenizer's special tokens, and model.safetensors."""
     has_pairs = SENTENCE_PAIRS in model.objectives
     _write_json(folder / "config.json", hugging_face_config(config.model, has_pairs, tokenizer.special_tokens))
-    weights = to_hugging_face(model.state_dict(), family_in_transformers(config.model, has_pairs))
+    family = family_in_transformers(config.model, has_pairs)
+    weights = to_hugging_face(model.state_dict(), family, tokenizer.special_tokens.pad)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -257,7 +258,7 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, config: RunConfig) -> N
         if (tokenizer.folder / name).is_file():  # a foreign tokenizer has no model, one of earlier releases no report
             shutil.copyfile(tokenizer.folder / name, folder / name)
     write_hugging_face_tokenizer(tokenizer.folder, folder, model_max_length=config.longest_sequence)
-    if config.model.type_vocab_size == 0:  # the model would refuse the token types that the tokenizer gives
+    if config.model.type_vocab_size < 2:  # the model would refuse the token types that the tokenizer gives
         path = folder / TOKENIZER_CONFIG_NAME
         settings = json.loads(path.read_text(encoding="utf-8"))
         _write_json(path, settings | {"model_input_names": ["input_ids", "attention_mask"]})

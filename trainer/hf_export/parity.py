@@ -121,9 +121,11 @@ def _token_id_cases(loaded: Any, tokenizer: Tokenizer) -> Iterator[tuple[str, An
         yield text, prepared(text), loaded(text, add_special_tokens=False)["input_ids"]
     for first, second in zip(SAMPLE_TEXTS, SAMPLE_TEXTS[1:], strict=False):
         pair = loaded(first, second, return_token_type_ids=True)
-        expected = encode_pair(prepared(first), prepared(second), tokenizer.special_tokens)
+        is_like_rows = tokenizer.pair_separators == 1  # else the model was trained on no pairs (`check_pairs`)
+        ends = [] if is_like_rows else [tokenizer.special_tokens.sep]
+        expected = encode_pair(prepared(first), [*ends, *prepared(second)], tokenizer.special_tokens)
         yield f"{first} | {second}", expected.input_ids, pair["input_ids"]
-        if "token_type_ids" in loaded.model_input_names:
+        if is_like_rows and "token_type_ids" in loaded.model_input_names:
             yield f"{first} | {second}", expected.token_type_ids, pair["token_type_ids"]
     mask = tokenizer.vocabulary[tokenizer.special_tokens.mask].text
     for before, after in MASK_TEXTS:

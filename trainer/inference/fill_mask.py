@@ -17,6 +17,7 @@ import regex
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.local_paths import home_in
 from data_prep.text.cleaning import replace_surrogates
+from data_prep.tokenizer.foreign_tokenizer import cut_names
 from data_prep.tokenizer.untrusted_file import library_errors
 from trainer.inference.preprocessor import checked_texts, max_length
 from trainer.model.pretrained import load_pretrained, load_tokenizer, refuse_random_weights
@@ -271,6 +272,7 @@ def mask_reader(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True
+    cut_names(backend, tokenizer.all_special_tokens)
     return backend
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.text.cleaning import replace_surrogates
+from data_prep.tokenizer.foreign_tokenizer import cut_names
 from data_prep.tokenizer.untrusted_file import library_errors
+from trainer.config.families.registry import published_families
 from trainer.model.pretrained import load_config, load_tokenizer
 from trainer.model.quiet_transformers import quiet_transformers
 
@@ -26,8 +28,9 @@ IGNORED = -100
 SHORTEST = 8
 """Tokens that a model has to take at least; fewer leave no room for text beside the special ones."""
 OFFSET_POSITIONS = frozenset(
-    ("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "xmod", "mpnet", "longformer")
-    + ("luke", "lilt", "ibert", "data2vec-text", "esm", "markuplm", "layoutlmv3")
+    [family.name for family in published_families() if family.first_position(0)]
+    + ["xlm-roberta-xl", "roberta-prelayernorm", "camembert", "xmod", "mpnet", "longformer"]
+    + ["luke", "lilt", "ibert", "data2vec-text", "esm", "markuplm", "layoutlmv3"]
 )
 """Values of model_type whose first position is pad_token_id + 1, as in RoBERTa: the rows before it are never used."""
 _PADDING = {"labels": IGNORED, "token_type_ids": 0}
@@ -118,6 +121,8 @@ def load_text_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load the folder's tokenizer, to which "[SEP]" and the like in a text are text, as they are in preparation."""
     tokenizer = load_tokenizer(folder)
     tokenizer.split_special_tokens = True
+    if tokenizer.is_fast:
+        cut_names(tokenizer.backend_tokenizer, tokenizer.all_special_tokens)
     return tokenizer
 
 

@@ -1,7 +1,8 @@
 """Our weights and settings as those of transformers' class of a family, both ways.
 
-Names differ, and one matrix of ours may be several there (in BERT queries, keys and values); nothing is computed, so
-the mapping is exact. The rows that pad the vocabulary are real rows on both sides (`MaskedLanguageModelHead` says why).
+Names differ, one matrix of ours may be several there (in BERT queries, keys and values), and RoBERTa's table of
+positions begins with unused rows; nothing is computed, so the mapping is exact. The rows that pad the vocabulary are
+real rows on both sides (`MaskedLanguageModelHead` says why).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import Any
 import torch
 
 from data_prep.base.errors import UserError
-from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
+from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, PAD_TOKEN_ID, SpecialTokens
 from trainer.config.families.family import PublishedFamily
 from trainer.config.families.registry import FAMILIES, published_families
 from trainer.config.model_settings import ModelSettings
+
+_POSITIONS = "encoder.embeddings.position_embeddings.weight"
 
 
 def family_in_transformers(config: ModelSettings, next_sentence: bool) -> PublishedFamily:
@@ -49,13 +52,18 @@ def hugging_face_config(
     return family_in_transformers(config, next_sentence).config_json(config, next_sentence, special_tokens)
 
 
-def to_hugging_face(weights: Mapping[str, torch.Tensor], family: PublishedFamily) -> dict[str, torch.Tensor]:
+def to_hugging_face(
+    weights: Mapping[str, torch.Tensor], family: PublishedFamily, pad_token_id: int = PAD_TOKEN_ID
+) -> dict[str, torch.Tensor]:
     """Rename `weights` (those of `PretrainingModel`) to transformers' names, and split what is several tensors there.
 
-    Works for anything of a parameter's shape, gradients too. A tied decoder has no entry of its own.
+    Works for anything of a parameter's shape, gradients too. A tied decoder has no entry of its own. Rows of the
+    position table that no token uses are zeros.
     """
     converted: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
+        if name == _POSITIONS and (unused := family.first_position(pad_token_id)):
+            tensor = torch.cat([tensor.new_zeros(unused, *tensor.shape[1:]), tensor])
         targets = family.tensor_names(name)
         converted.update(zip(targets, tensor.split(_rows(tensor, len(targets))), strict=True))
     return converted
@@ -72,7 +80,10 @@ def _rows(tensor: torch.Tensor, number: int) -> list[int]:
 
 
 def from_hugging_face(
-    weights: Mapping[str, torch.Tensor], names: Iterable[str], family: PublishedFamily
+    weights: Mapping[str, torch.Tensor],
+    names: Iterable[str],
+    family: PublishedFamily,
+    pad_token_id: int = PAD_TOKEN_ID,
 ) -> tuple[dict[str, torch.Tensor], dict[str, list[str]]]:
     """Return the tensors of our parameters `names` from transformers' state dict.
 
@@ -87,4 +98,6 @@ def from_hugging_face(
             incomplete[name] = missing
         else:
             converted[name] = torch.cat([weights[source] for source in sources])
+            if name == _POSITIONS:
+                converted[name] = converted[name][family.first_position(pad_token_id) :]
     return converted, incomplete

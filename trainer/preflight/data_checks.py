@@ -12,7 +12,7 @@ from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.storage import storage
 from trainer.config.run_config import RunConfig
 from trainer.data.samples import check_enough_data, check_has_sentences, row_settings
-from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, has_valid_split
+from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_pairs, check_tokenizer, has_valid_split
 from trainer.preflight.finding import Finding
 from trainer.preflight.plan import PlannedRun
 
@@ -34,6 +34,8 @@ def check_data(config: RunConfig, shard_sets: list[ShardSet]) -> None:
     """
     check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
     check_own_tokenizer(shard_sets[0])
+    if config.has_pair_head:
+        check_pairs(shard_sets[0], config.data.tokenizer)
     check_enough_data(shard_sets, config.stages, config.training.seed)
     if not has_valid_split(shard_sets):
         check_needs_no_evaluation(config)

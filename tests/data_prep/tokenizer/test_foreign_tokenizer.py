@@ -21,8 +21,9 @@ from data_prep.text import text_batch
 from data_prep.text.cleaning import replace_surrogates
 from data_prep.text.sentences import raw_sentence_starts
 from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES
+from data_prep.tokenizer.foreign_files import fingerprint_of
 from tests.support.error_codes import coded
-from tests.support.foreign_tokenizers import NAMES, WRITERS
+from tests.support.foreign_tokenizers import WRITERS
 from tests.support.living_data_sets import problems_of, records_of
 from tests.support.preparations import read_texts
 from tests.support.work_units import encoded
@@ -32,6 +33,7 @@ RAW = (
     "\u201cHe said,\u201d she said: it's [MASK] and [SEP]; [CLS][PAD]!",
     "東京は日本の首都です。 Москва, \U0001f600\u200d\U0001f600 \ud800.",
 )
+ANOTHER = {"type": "NFKD"}
 WORDS_AS_THEY_ARE = {"normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"}}
 
 
@@ -65,6 +67,10 @@ def ids_by_transformers(folder: Path, text: str) -> list[int]:
     return loaded(replace_surrogates(text), add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
 
+def names_of(tokenizer: Tokenizer) -> list[str]:
+    return [tokenizer.pieces[number] for number in tokenizer.special_tokens.ids]
+
+
 def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     values = json.loads(path.read_text(encoding="utf-8"))
     change(values)
@@ -75,6 +81,8 @@ def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 def test_ids_are_those_of_transformers_for_the_text_as_it_was_written(folder, texts):
     tokenizer = Tokenizer.load(folder)
     for text in (*RAW, *ADVERSARIAL_LINES, *texts[:20]):
+        if "Unigram" in (folder / "tokenizer.json").read_text() and any(name in text for name in names_of(tokenizer)):
+            continue  # to transformers a name is the token, which the next tests are about
         assert tokenizer.encode_text(text).tolist() == ids_by_transformers(folder, text), text
 
 
@@ -84,12 +92,13 @@ def test_special_tokens_are_the_tokenizers_own(folder):
     assert (special.pad, special.unk, special.cls) == (loaded.pad_token_id, loaded.unk_token_id, loaded.cls_token_id)
     assert (special.sep, special.mask) == (loaded.sep_token_id, loaded.mask_token_id)
     assert sorted(special.ids) == sorted(loaded.all_special_ids)
-    assert (special.pad, special.mask) in ((0, 103), (tokenizer.vocab_size - 2, tokenizer.vocab_size - 1))
+    last = tokenizer.vocab_size - 1
+    assert (special.pad, special.mask) in ((0, 103), (last - 1, last), (1, last))
 
 
 def test_the_names_of_special_tokens_in_a_text_are_ordinary_characters(folder):
     tokenizer = Tokenizer.load(folder)
-    for name in NAMES.values():
+    for name in names_of(tokenizer):
         for text in (name, f"a {name} b", f"a{name}b"):
             ids = tokenizer.encode_text(text)
             assert len(ids) and not np.isin(ids, tokenizer.special_tokens.never_in_text).any()
@@ -97,19 +106,33 @@ def test_the_names_of_special_tokens_in_a_text_are_ordinary_characters(folder):
 
 def test_special_tokens_of_other_names_come_from_the_configuration(folder, tmp_path):
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    own = Tokenizer.load(folder)
+    mask = own.pieces[own.special_tokens.mask]
 
     def rename(values: dict[str, Any]) -> None:
-        (token,) = (token for token in values["added_tokens"] if token["content"] == "[MASK]")
+        (token,) = (token for token in values["added_tokens"] if token["content"] == mask)
         token["content"] = "<blank>"
-        if "[MASK]" in values["model"]["vocab"]:
-            values["model"]["vocab"]["<blank>"] = values["model"]["vocab"].pop("[MASK]")
+        vocabulary = values["model"]["vocab"]
+        if isinstance(vocabulary, list):  # of a Unigram model
+            vocabulary[own.special_tokens.mask][0] = "<blank>"
+        elif mask in vocabulary:
+            vocabulary["<blank>"] = vocabulary.pop(mask)
 
     edit(copy / "tokenizer.json", rename)
     edit(copy / "tokenizer_config.json", lambda values: values.pop("mask_token"))
     with pytest.raises(UserError, match=r"mask_token '\[MASK\]'", check=coded("missing-special-tokens")):
         Tokenizer.load(copy)
     (copy / "special_tokens_map.json").write_text(json.dumps({"mask_token": {"content": "<blank>", "lstrip": True}}))
-    assert Tokenizer.load(copy).special_tokens == Tokenizer.load(folder).special_tokens
+    assert Tokenizer.load(copy).special_tokens == own.special_tokens
+
+
+def test_robertas_names_need_not_be_named(texts, tmp_path):
+    """As the published folders of RoBERTa and XLM-R, whose tokenizer_config.json names none."""
+    for name in ("roberta", "xlm-roberta"):
+        folder = WRITERS[name](tmp_path / name, texts)
+        named = Tokenizer.load(folder)
+        (folder / "tokenizer_config.json").write_text('{"model_max_length": 512}')
+        assert Tokenizer.load(folder).special_tokens == named.special_tokens
 
 
 def test_the_bytes_of_the_pieces_add_up_to_the_text(folder):
@@ -119,7 +142,7 @@ def test_the_bytes_of_the_pieces_add_up_to_the_text(folder):
     if tokenizer.special_tokens.pad == 0:
         assert tokenizer.decode(ids) == " the old river crossed the bridge , however it rained ."
     else:
-        assert tokenizer.decode(ids) == text
+        assert tokenizer.decode(ids).removeprefix(" ") == text
     assert tokenizer.byte_lengths[ids].sum() == len(tokenizer.decode(ids).encode())
     words = "".join(tokenizer.pieces[number] for number in ids).replace("\u2581", " ").split()
     assert words == tokenizer.decode(ids).split()
@@ -139,12 +162,27 @@ def test_the_fingerprint_covers_everything_that_decides_the_ids(folder, tmp_path
     fingerprint = Tokenizer.load(folder).fingerprint
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "again")
     assert Tokenizer.load(tmp_path / "again").fingerprint == fingerprint
-    edit(tmp_path / "again" / "tokenizer.json", lambda values: values.update(normalizer=None))
+    edit(tmp_path / "again" / "tokenizer.json", lambda values: values.update(normalizer=ANOTHER))
     assert Tokenizer.load(tmp_path / "again").fingerprint != fingerprint
     other = Path(shutil.copytree(folder, tmp_path / "other"))
-    edit(other / "tokenizer_config.json", lambda values: values.update(sep_token="[UNK]", unk_token="[SEP]"))
+    swapped = {"sep_token": "unk_token", "unk_token": "sep_token"}
+    edit(other / "tokenizer_config.json", lambda v: v.update({role: v[given] for role, given in swapped.items()}))
     with pytest.raises(UserError, match=r"\[CLS\] A \[SEP\]", check=coded("unsupported-template")):
         Tokenizer.load(other)
+
+
+def test_a_unigram_folder_of_an_earlier_release_keeps_its_fingerprint(texts, tmp_path):
+    """It took all digits of the scores, of which the library changes the last one where it writes the file again."""
+    folder = WRITERS["xlm-roberta"](tmp_path / "given", texts)
+    written = Tokenizer.load(folder).fingerprint
+    edit(folder / "tokenizer.json", lambda v: v["model"]["vocab"][9].__setitem__(1, v["model"]["vocab"][9][1] + 1e-15))
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.fingerprint == written
+    values = {path.name: path.read_bytes() for path in folder.iterdir()}
+    earlier = fingerprint_of(values, tokenizer.special_tokens, exact_scores=True)
+    assert earlier != tokenizer.fingerprint
+    tokenizer.info.model_copy(update={"fingerprint": earlier}).write(folder)
+    assert Tokenizer.load(folder).fingerprint == earlier
 
 
 @pytest.mark.parametrize(
@@ -194,7 +232,7 @@ def test_the_data_set_carries_the_tokenizer_and_not_the_weights(data_set, folder
 def test_the_data_set_is_sound_and_another_tokenizer_in_it_is_found(data_set, tmp_path):
     assert problems_of(data_set) == []
     copy = Path(shutil.copytree(data_set, tmp_path / "copy"))
-    edit(copy / "tokenizer" / "tokenizer.json", lambda values: values.update(normalizer=None))
+    edit(copy / "tokenizer" / "tokenizer.json", lambda values: values.update(normalizer=ANOTHER))
     (problem,) = (line for line in problems_of(copy) if "fingerprint" in line)
     assert "is not the tokenizer that tokenizer_info.json describes" in problem
 

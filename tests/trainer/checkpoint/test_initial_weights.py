@@ -20,6 +20,8 @@ from transformers import (
     ModernBertConfig,
     ModernBertForMaskedLM,
     PreTrainedModel,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
 )
 
 from data_prep.base.errors import UsageError, UserError
@@ -56,6 +58,7 @@ OURS = {
     "eurobert": ModelSettings(
         family="eurobert", vocab_size=70, pad_vocab_size_to_multiple_of=1, num_key_value_heads=1, **SIZES
     ),
+    "xlm-roberta": ModelSettings(family="xlm-roberta", vocab_size=70, pad_vocab_size_to_multiple_of=1, **SIZES),
 }
 WITH_BIAS = pytest.mark.parametrize("family", ["bert", "modernbert"])
 """The families whose decoder has a bias, which keeps the rows that pad the vocabulary out of the softmax."""
@@ -70,6 +73,9 @@ def make_theirs(family: str, vocab_size: int = 70, **options: Any) -> PreTrained
         rope = {"rope_type": "default", "rope_theta": 250_000.0}
         values = {"vocab_size": vocab_size, "pad_token_id": 0, "num_key_value_heads": 1, "rope_parameters": rope}
         model = EuroBertForMaskedLM(EuroBertConfig(**values | SIZES | options))
+    elif family == "xlm-roberta":
+        published = {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1, "max_position_embeddings": 26}
+        model = XLMRobertaForMaskedLM(XLMRobertaConfig(vocab_size=vocab_size, **SIZES | published | options))
     else:
         model = ModernBertForMaskedLM(
             ModernBertConfig(vocab_size=vocab_size, local_attention=8, pad_token_id=0, **SIZES, **options)
@@ -288,6 +294,7 @@ def test_config_json_of_modernbert_must_be_consistent(tmp_path, changes):
             {"family": "eurobert", "rope_parameters": {"rope_type": "linear", "rope_theta": 250_000.0, "factor": 2.0}},
             "model.global_rope_theta is 250000.0 and there scaled",
         ),
+        ({"family": "xlm-roberta", "pad_token_id": 3}, "model.max_position_embeddings is 24 and there 22"),
     ],
 )
 def test_options_that_no_setting_covers_are_refused(tmp_path, options, said):

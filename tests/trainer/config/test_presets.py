@@ -158,7 +158,9 @@ GPU_PRESETS = [
     "bert_large_phased",
     "bert_large_64gpu",
     "modern_large",
+    "roberta_base",
     "small_gpu",
+    "xlmr_base",
 ]
 
 

@@ -162,6 +162,8 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
         (["model.hidden_act=geglu", "model.bias=false"], "option-not-of-family", "model.bias=False (BERT has biases"),
         (["model.family=modernbert", "model.norm_position=post"], "option-not-of-family", "model.norm_position=post"),
         (["model.family=modernbert"], "pairs-without-token-types", "set data.sentence_pairs=none"),
+        (["model.family=roberta"], "pairs-without-token-types", "has one token type and no head for sentence pairs"),
+        (["model.family=xlm-roberta", "model.hidden_act=relu"], "option-not-of-family", "XLM-RoBERTa's head has GELU"),
         (["model.family=modernbert", "model.num_attention_heads=128"], "odd-head-size", " is 1."),
         (["model.family=custom", "model.num_key_value_heads=3"], "key-value-heads-do-not-divide-heads", "heads=3. Fix"),
         (
@@ -187,7 +189,7 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
             "odd-hidden-size",
             "got 129",
         ),
-        (["model.family=roberta"], "invalid-setting", "model.family"),
+        (["model.family=electra"], "invalid-setting", "model.family"),
         ([f"model.hidden_size={2**40}"], "invalid-setting", "must be at most 131,072"),
         (["model.num_hidden_layers=1000000000"], "invalid-setting", "must be at most 1,000"),
         ([f"model.vocab_size={10**30}"], "invalid-setting", "must be at most 4,294,967,296"),

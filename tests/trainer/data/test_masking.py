@@ -385,6 +385,16 @@ def test_every_byte_has_a_kind() -> None:
             "The unhomable river,\n\nsé   東京!",
             ["The", " unhomable", " river,", "\n", "\nsé", "   東", "京", "!"],
         ),
+        (
+            "roberta",
+            "The unhomable river,\n\nsé   東京!",
+            ["The", " unhomable", " river,", "\n", "\nsé", " ", "  東", "京", "!"],
+        ),
+        (
+            "xlm-roberta",
+            "the unhomable river,\n\nsé   東京!",
+            [" the", " unhomable", " river,", " sé", " 東", "京", "!"],
+        ),
     ],
 )
 def test_words_of_a_foreign_vocabulary(tmp_path, kind, text, expected):

@@ -12,6 +12,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
+from tests.support.foreign_tokenizers import WRITERS
 from tests.support.preparations import read_texts, trained
 from trainer.data import shard_cache
 from trainer.data import shard_set as shard_set_module
@@ -23,6 +24,7 @@ from trainer.data.shard_set import (
     WINDOW_SHARDS,
     Shard,
     check_own_tokenizer,
+    check_pairs,
     check_tokenizer,
     open_shard_set,
     tokenizer_of_run,
@@ -164,6 +166,17 @@ def test_the_tokenizer_must_be_that_of_the_shards(
         check_tokenizer([two], str(folder), vocab_size=1000)
     with pytest.raises(UserError, check=coded("missing-path"), match="/no/such/folder"):
         check_tokenizer([one], "/no/such/folder", vocab_size=1000)
+
+
+def test_rows_of_pairs_need_a_tokenizer_with_one_separator(tmp_path: Path, corpus_at: Callable) -> None:
+    shard_set = corpus_at(tmp_path / "shards", DOCUMENTS).shard_set
+    for kind, write in WRITERS.items():
+        folder = str(write(tmp_path / kind, ["the river and a village where masks are sold"] * 9))
+        if kind in ("wordpiece", "byte level"):
+            check_pairs(shard_set, folder)
+        else:
+            with pytest.raises(UsageError, match=r"joins two texts by </s> </s>.*data\.sentence_pairs=none"):
+                check_pairs(shard_set, folder)
 
 
 def test_a_tokenizer_on_the_hub_is_downloaded_or_answered_with_the_command(

@@ -18,6 +18,8 @@ from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from tests.support.preparations import trained
 from tests.support.toy_run import tiny_config
+from trainer.checkpoint.initial_weights import load_initial_weights
+from trainer.checkpoint.writer import ALONE
 from trainer.config.families.eurobert import EuroBert
 from trainer.config.families.modernbert import ModernBert
 from trainer.config.run_config import RunConfig
@@ -61,6 +63,12 @@ def tokenizer_folder(tmp_path_factory) -> Path:
 
 
 MODERN = {"family": "modernbert", "num_hidden_layers": 4, "local_attention": 8}
+FAMILIES_OF = {
+    "modernbert": MODERN,
+    "byte level": MODERN,
+    "roberta": {"family": "roberta"},
+    "xlm-roberta": {"family": "xlm-roberta"},
+}
 
 
 def make_config(sentence_pairs: str = "next_sentence", model: dict[str, Any] | None = None, **data: str) -> RunConfig:
@@ -120,15 +128,18 @@ def test_the_tokenizer_that_loads_is_preparations(exported, tokenizer_folder):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
-    ["modernbert", "wordpiece", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bert", "byte level"))],
+    [
+        *("modernbert", "wordpiece", "xlm-roberta"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bert", "byte level", "roberta")),
+    ],
 )
 def test_shards_made_with_an_exports_tokenizer_are_sound(kind, tokenizer_folder, small_corpus, tmp_path, command):
     folder, vocab_size = tokenizer_folder, {}
     if kind in WRITERS:
         folder = WRITERS[kind](tmp_path / "foreign", small_corpus.read_text().splitlines(), 600)
         vocab_size = {"vocab_size": 600}
-    modern = kind in ("modernbert", "byte level")
-    config = make_config("none", MODERN | vocab_size) if modern else make_config(model=vocab_size)
+    has_pairs = kind in ("bert", "wordpiece")
+    config = make_config(model=vocab_size) if has_pairs else make_config("none", FAMILIES_OF[kind] | vocab_size)
     export_model(config, make_weights(config), folder, tmp_path / "out")
     assert Tokenizer.load(tmp_path / "out").fingerprint == Tokenizer.load(folder).fingerprint
     shards = tmp_path / "shards"
@@ -137,11 +148,37 @@ def test_shards_made_with_an_exports_tokenizer_are_sound(kind, tokenizer_folder,
     assert command.output.startswith("ok: ")
 
 
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta"])
+def test_a_roberta_is_exported_with_unused_positions_and_begins_another_run(
+    small_corpus, tokenizer_folder, tmp_path, family
+):
+    """Also with a tokenizer made here, whose [PAD] is 0: one row is unused then."""
+    sizes = {"family": family, "vocab_size": 600}
+    config = make_config("none", sizes)
+    texts = small_corpus.read_text().splitlines()
+    for folder, unused in ((WRITERS[family](tmp_path / family, texts, 600), 2), (tokenizer_folder, 1)):
+        output = tmp_path / f"out-{unused}"
+        report = export_model(config, make_weights(config), folder, output)
+        assert report.parity.num_texts > 40 and report.parity.num_logits > 100 * 600
+        values = json.loads((output / "config.json").read_text())
+        assert (values["max_position_embeddings"], values["pad_token_id"]) == (48 + unused, unused - 1)
+        table = load_file(output / "model.safetensors")["roberta.embeddings.position_embeddings.weight"]
+        assert len(table) == 48 + unused and not table[:unused].any()
+        with quiet_transformers():
+            assert transformers.AutoModel.from_pretrained(output).config.model_type == family
+            mask = transformers.AutoTokenizer.from_pretrained(output).mask_token
+            guesses = transformers.pipeline("fill-mask", model=str(output))(f"the capital of {mask} is Paris.")
+        assert len(guesses) == 5
+        begun = PretrainingModel(config.model, config.all_objectives)
+        load_initial_weights(begun, "out", lambda output=output: output, ALONE)
+        assert all(torch.equal(begun.state_dict()[name], weight) for name, weight in make_weights(config).items())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", WRITERS)
 def test_the_model_card_knows_a_foreign_tokenizer_and_its_mask(kind, small_corpus, tmp_path):
     folder = WRITERS[kind](tmp_path / "foreign", small_corpus.read_text().splitlines(), 600)
-    config = make_config("none", (MODERN if kind == "byte level" else {}) | {"vocab_size": 600})
+    config = make_config("none", FAMILIES_OF.get(kind, {}) | {"vocab_size": 600})
     export_model(config, make_weights(config), folder, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"France is {transformers.AutoTokenizer.from_pretrained(tmp_path / 'out').mask_token}." in card

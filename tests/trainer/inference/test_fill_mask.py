@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
-from tests.support.foreign_tokenizers import WRITERS
+from tests.support.foreign_tokenizers import WRITERS, as_named
 from trainer.inference.fill_mask import (
     Candidate,
     FillMask,
@@ -184,11 +184,12 @@ def test_only_the_mask_token_is_read_as_special_in_a_text(kind: str, tmp_path: P
     tokenizer = load_tokenizer(WRITERS[kind](tmp_path, ["the river and a village where masks are sold"] * 9))
     reader = mask_reader(tokenizer)
     for text in ("the [MASK] river", " a river [MASK]. [MASK]", "the river"):
+        text = as_named(text, tokenizer)
         assert reader.encode(text).ids == tokenizer(text)["input_ids"]
         assert reader.encode(text, add_special_tokens=False).ids == tokenizer(text, add_special_tokens=False).input_ids
-    text = "the [SEP] [MASK] river[CLS] [PAD]"
+    text = as_named("the [SEP] [MASK] river[CLS] [PAD]", tokenizer)
     ids = reader.encode(text, add_special_tokens=False).ids
-    first, second = text.split("[MASK]")
+    first, second = text.split(tokenizer.mask_token)
     plain = load_text_tokenizer(tmp_path)
     if kind == "wordpiece":  # where pieces hold no space, which a mask may swallow
         parts = [plain(part, add_special_tokens=False).input_ids for part in (first, second)]

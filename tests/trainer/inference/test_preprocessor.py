@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
-from tests.support.foreign_tokenizers import WRITERS
+from tests.support.foreign_tokenizers import WRITERS, as_named
 from tests.support.preparations import read_texts
 from trainer.inference.attention_maps import attention_maps
 from trainer.inference.embedding import Embedder
@@ -59,10 +59,10 @@ def test_names_of_special_tokens_in_a_text_have_the_ids_that_preparation_gives_t
     texts = read_texts(small_corpus)
     folder = small_tokenizer if kind == "own" else WRITERS[kind](tmp_path, texts)
     prepared, tokenizer = Tokenizer.load(folder), load_text_tokenizer(folder)
-    text = "the [SEP] river [MASK]. [CLS] a[UNK]b [PAD]"
+    text = as_named("the [SEP] river [MASK]. [CLS] a[UNK]b [PAD]", tokenizer)
     ids = prepared.encode_text(text).tolist()
     assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids
-    assert tokenizer([text], [text])["input_ids"][0].count(tokenizer.sep_token_id) == 2
+    assert tokenizer([text], [text])["input_ids"][0].count(tokenizer.sep_token_id) == 1 + prepared.pair_separators
     assert tokenizer.mask_token_id not in ids
     assert tokenizer.mask_token_id in load_tokenizer(folder)(text)["input_ids"]
 

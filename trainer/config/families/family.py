@@ -97,6 +97,11 @@ class PublishedFamily(Family, ABC):
         number, module, kind = block.groups()
         return [f"{self.blocks}.{number}.{part}.{kind}" for part in self.block_modules[module]]
 
+    def first_position(self, pad_token_id: int) -> int:
+        """Return the row of the position table in transformers that a sequence's first token has; none uses those
+        before."""
+        return 0
+
     @abstractmethod
     def config_json(self, model: ModelSettings, has_pairs: bool, special_tokens: SpecialTokens) -> dict[str, Any]:
         """Return the contents of config.json for a model with or without a head for sentence pairs."""

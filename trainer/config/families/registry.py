@@ -6,8 +6,11 @@ from trainer.config.families.bert import Bert
 from trainer.config.families.eurobert import EuroBert
 from trainer.config.families.family import Custom, Family, PublishedFamily
 from trainer.config.families.modernbert import ModernBert
+from trainer.config.families.roberta import Roberta, XlmRoberta
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (Bert(), ModernBert(), EuroBert(), Custom())}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (Bert(), ModernBert(), Roberta(), XlmRoberta(), EuroBert(), Custom())
+}
 
 
 def published_families() -> list[PublishedFamily]:
