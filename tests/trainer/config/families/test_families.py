@@ -273,7 +273,8 @@ def test_weights_survive_the_way_there_and_back(make_model, variant):
     family = family_of(config)
     weights = make_model(config, family.pairs_class is not None).state_dict()
     converted = to_hugging_face(weights, family)
-    # In BERT and RoBERTa a QKV matrix and its bias are three each; in EuroBERT it has no bias, and values and gates are two.
+    # In BERT and RoBERTa a QKV matrix and its bias are three each; in EuroBERT it has no bias, and values and gates
+    # are two.
     more = {"modernbert": 0, "eurobert": 3}.get(family.name, 4)
     assert len(converted) == len(weights) + more * config.num_hidden_layers
     restored, lacking = from_hugging_face(converted, weights, family)
