@@ -24,7 +24,7 @@ class Store:
         return "done"
 
 
-def test_a_broken_connection_is_retried_and_reported(
+def test_a_broken_connection_is_tried_again_and_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.01)
@@ -34,7 +34,7 @@ def test_a_broken_connection_is_retried_and_reported(
     assert len(lines) == 2 and lines[0].startswith("s3://a/b answers with a broken connection; retrying in 0.0")
 
 
-def test_a_permanent_failure_is_not_retried(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fails_for_good_is_tried_once(capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(PermissionError("no"))
     with pytest.raises(PermissionError):
         retries.with_retries("s3://a/b", "read", store)
@@ -45,12 +45,12 @@ def test_a_store_that_stays_away_is_given_up_at_the_limit(monkeypatch: pytest.Mo
     monkeypatch.setenv(retries.RETRY_VARIABLE, "0.3")
     monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.05)
     began = time.monotonic()
-    with pytest.raises(UserError, match="s3://a/b", check=coded("store-unavailable")):
+    with pytest.raises(UserError, match=r"s3://a/b cannot be written: the store answered nothing in time for 0 s"):
         retries.with_retries("s3://a/b", "written", Store(TimeoutError()))
     assert 0.3 <= time.monotonic() - began < retries.RETRY_SECONDS / 2
 
 
-def test_a_failed_retry_is_not_retried_by_an_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_was_given_up_is_not_tried_again_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.01)
     inner = Store(TimeoutError())
     with pytest.raises(UserError):
@@ -59,7 +59,7 @@ def test_a_failed_retry_is_not_retried_by_an_outer_one(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("said", ["abc", "nan", "-1", "1s"])
-def test_an_invalid_retry_time_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+def test_a_time_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     monkeypatch.setenv(retries.RETRY_VARIABLE, said)
     with pytest.raises(
         UsageError,
@@ -69,7 +69,7 @@ def test_an_invalid_retry_time_is_refused(monkeypatch: pytest.MonkeyPatch, said:
         retries.with_retries("s3://a/b", "read", Store(ConnectionResetError()))
 
 
-def test_the_retry_time_is_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_says_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     for said, seconds in (("", retries.RETRY_SECONDS), ("0", 0.0), ("1.5", 1.5)):
         monkeypatch.setenv(retries.RETRY_VARIABLE, said)
         assert retries.retry_seconds() == seconds
