@@ -31,12 +31,12 @@ def workers(wanted: int | None, *, megabytes: float, settings: tuple[str, ...] =
     return workers_for(wanted, Request(config, (file,), "tokenizer", None, output))
 
 
-def test_small_inputs_use_fewer_workers_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_text_is_not_worth_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation_request, "default_num_workers", lambda: 8)
     assert [workers(None, megabytes=size) for size in (0.1, 13, 1000)] == [1, 3, 8]
 
 
-def test_a_given_number_of_workers_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_is_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation_request, "default_num_workers", lambda: 8)
     assert workers(3, megabytes=0.1) == 3
     assert workers(None, megabytes=0.1, settings=("num_workers=2",)) == 2
@@ -48,7 +48,7 @@ def test_a_given_number_of_workers_is_used(monkeypatch: pytest.MonkeyPatch) -> N
             workers(impossible, megabytes=1)
 
 
-def test_stores_in_memory_are_written_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_in_this_processs_memory_is_worked_on_by_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation_request, "default_num_workers", lambda: 8)
     assert workers(None, megabytes=1000, output="memory://out") == 1
     assert workers(1, megabytes=1000, output="memory://out") == 1

@@ -248,7 +248,7 @@ def test_a_workers_error_reaches_the_caller(script: Path) -> None:
 
 
 @pytest.mark.spawn
-def test_a_worker_killed_while_it_sends_a_result_loses_no_result(script: Path) -> None:
+def test_a_worker_that_is_killed_or_ended_while_it_sends_a_result_costs_nothing(script: Path) -> None:
     output, errors = _start(script, "killed_while_sending").communicate(timeout=60)
     assert output.splitlines() == ["3", "user error: the disk is full"] and "Traceback" not in errors, errors
 
