@@ -182,7 +182,7 @@ def test_of_a_damaged_table_every_whole_row_is_read(
     path.write_bytes(content)
     expected = table_of(content, ending == ".csv")
     found = read_or_refuse(lambda: read(path, SKIP), path.parent)
-    if expected is None or content.startswith((*MAGIC, b"ARROW1\0\0", b"\xff\xff\xff\xff")):
+    if expected is None or content.startswith(MAGIC) or ARROW_STREAM.match(content):
         assert found is None, "what is no table is refused as a whole"
     else:
         assert found is not None and found[0] == expected[0]
