@@ -175,7 +175,9 @@ class _StoreFolders:
         self._url = url
         self._filesystem, path = _filesystem(url)
         self._slash = "/" * path.startswith("/")  # with which paths in memory begin
-        self.root, self.path = f"{scheme(url)}://", path.strip("/")
+        self.path = path.strip("/")
+        # Where the path lacks a part of the URL, such as the host of sftp://, the URLs of files need it.
+        self.root = url.removesuffix(self.path) if self.path and url.endswith(self.path) else f"{scheme(url)}://"
 
     def entries(self, folder: str, part: str, is_last: bool = True) -> list[Entry]:
         if not is_last and not glob.has_magic(part):

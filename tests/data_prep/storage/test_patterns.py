@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
@@ -145,3 +146,22 @@ def test_a_remote_folder_of_hidden_files_is_an_empty_one(capsys: pytest.CaptureF
     fsspec.filesystem("memory").pipe({"/hidden-files/a.txt": b"x", "/hidden-files/work/.part": b"x"})
     assert storage.matches("memory://hidden-files/*") == ["memory://hidden-files/a.txt"]
     assert "matches 1 empty folder: memory://hidden-files/work" in capsys.readouterr().err
+
+
+class Hosted(MemoryFileSystem):
+    """A store whose URLs name a host, which is no part of its paths, as with SFTP."""
+
+    protocol = "hosted"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.partition("://")[2].partition("/")[2] if "://" in path else path
+
+
+def test_what_a_pattern_finds_is_on_the_host_of_the_pattern() -> None:
+    fsspec.register_implementation("hosted", Hosted, clobber=True)
+    fsspec.filesystem("memory").pipe({"/on-host/a.txt": b"x", "/on-host/deep/b.txt": b"x"})
+    for pattern, names in (("*.txt", ["a.txt"]), ("**/*.txt", ["a.txt", "deep/b.txt"])):
+        found = storage.matches(f"hosted://example.org/on-host/{pattern}")
+        assert found == [f"hosted://example.org/on-host/{name}" for name in names]
+        assert all(storage.read_bytes(url) == b"x" for url in found)
