@@ -109,7 +109,13 @@ RUNS = [
     Run("span_masking", (*FP32, "data.mask_unit=span")),
     Run("sentence_order", (*FP32, "data.sentence_pairs=sentence_order")),
     Run("modernbert", (*FP32, "model.family=modernbert", "model.local_attention=8", "data.sentence_pairs=none")),
-    Run("eurobert", (*FP32, "model.family=eurobert", "model.num_key_value_heads=1", "data.sentence_pairs=none")),
+    Run(
+        "eurobert",
+        (
+            *(*FP32, "model.family=eurobert", "model.num_key_value_heads=1", "data.sentence_pairs=none"),
+            *("model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0.1"),
+        ),
+    ),
     Run("muon", (*FP32, "optimizer.name=muon")),
     Run("stable_adamw", (*FP32, "optimizer.name=stable_adamw")),
     Run("compiled", (*FP32, "training.compile=true")),  # on the CPU; needs a C++ compiler
