@@ -92,7 +92,7 @@ class ForeignTokenizer(Tokenizer):
             try_out(encoder)
             special_tokens = read_special_tokens(encoder, files, where)
             encoder.encode_special_tokens = True
-            cut_names(encoder, [encoder.id_to_token(number) for number in special_tokens.ids])
+            cut_names(encoder, filter(None, map(encoder.id_to_token, special_tokens.ids)))
             fingerprint = fingerprint_of(files, special_tokens)
         found = TokenizerInfo(
             format_version=1,
