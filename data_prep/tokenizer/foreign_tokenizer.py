@@ -238,8 +238,8 @@ def cut_names(encoder: tokenizers.Tokenizer, names: Iterable[str]) -> None:
     """
     from tokenizers import Regex, models, pre_tokenizers
 
-    if isinstance(encoder.model, models.Unigram):
-        halves = "|".join(f"{re.escape(name[:1])}(?={re.escape(name[1:])})" for name in names if len(name) > 1)
+    halves = "|".join(f"{re.escape(name[:1])}(?={re.escape(name[1:])})" for name in names if len(name) > 1)
+    if halves and isinstance(encoder.model, models.Unigram):
         cut = pre_tokenizers.Split(Regex(halves), behavior="merged_with_previous")
         own = encoder.pre_tokenizer
         encoder.pre_tokenizer = cut if own is None else pre_tokenizers.Sequence([own, cut])
