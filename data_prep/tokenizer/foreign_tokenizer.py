@@ -92,7 +92,7 @@ class ForeignTokenizer(Tokenizer):
             try_out(encoder)
             special_tokens = read_special_tokens(encoder, files, where)
             encoder.encode_special_tokens = True
-            cut_names(encoder, [encoder.id_to_token(number) for number in special_tokens.ids])
+            cut_names(encoder, filter(None, map(encoder.id_to_token, special_tokens.ids)))
             fingerprint = fingerprint_of(files, special_tokens)
         found = TokenizerInfo(
             format_version=1,
@@ -238,8 +238,8 @@ def cut_names(encoder: tokenizers.Tokenizer, names: Iterable[str]) -> None:
     """
     from tokenizers import Regex, models, pre_tokenizers
 
-    if isinstance(encoder.model, models.Unigram):
-        halves = "|".join(f"{re.escape(name[:1])}(?={re.escape(name[1:])})" for name in names if len(name) > 1)
+    halves = "|".join(f"{re.escape(name[:1])}(?={re.escape(name[1:])})" for name in names if len(name) > 1)
+    if halves and isinstance(encoder.model, models.Unigram):
         cut = pre_tokenizers.Split(Regex(halves), behavior="merged_with_previous")
         own = encoder.pre_tokenizer
         encoder.pre_tokenizer = cut if own is None else pre_tokenizers.Sequence([own, cut])

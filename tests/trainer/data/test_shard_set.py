@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
-from tests.support.preparations import read_texts, trained
+from tests.support.preparations import prepared, read_texts, trained
+from tests.support.toy_run import tiny_config
 from trainer.data import shard_cache
 from trainer.data import shard_set as shard_set_module
 from trainer.data.order import ComponentEpoch
@@ -29,6 +32,7 @@ from trainer.data.shard_set import (
     open_shard_set,
     tokenizer_of_run,
 )
+from trainer.preflight.data_checks import check_data
 
 DOCUMENTS = [[[4, 3], [5]], [[2], [2, 2], [9], [1]]]
 
@@ -177,6 +181,23 @@ def test_rows_of_pairs_need_a_tokenizer_with_one_separator(tmp_path: Path, corpu
         else:
             with pytest.raises(UsageError, match=r"joins two texts by </s> </s>.*data\.sentence_pairs=none"):
                 check_pairs(shard_set, folder)
+
+
+@pytest.mark.long
+def test_a_run_on_pairs_is_refused_where_the_tokenizer_writes_other_pairs(small_corpus: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(WRITERS["roberta"](tmp_path / "tokenizer", read_texts(small_corpus)))
+    prepared(small_corpus, tokenizer, tmp_path / "shards", "shards.valid_fraction=0.1")
+    shard_sets = [open_shard_set(str(tmp_path / "shards"))]
+    settings = {"shards": str(tmp_path / "shards"), "sequence_length": 64}
+    training = {"micro_batch_tokens": 64, "global_batch_tokens": 64}
+    for task, is_refused in (("none", False), ("next_sentence", True)):
+        config = tiny_config(
+            model={"vocab_size": tokenizer.vocab_size, "max_position_embeddings": 64},
+            data={**settings, "sentence_pairs": task},
+            training=training,
+        )
+        with pytest.raises(UsageError, match="joins two texts") if is_refused else nullcontext():
+            check_data(config, shard_sets)
 
 
 def test_a_tokenizer_on_the_hub_is_downloaded_or_answered_with_the_command(

@@ -28,7 +28,7 @@ class Bert(PublishedFamily):
         "local_attention": Rule((None,), "BERT attends to the whole sequence"),
     }
     masked_lm_class = "BertForMaskedLM"  # has no pooler
-    pairs_class = "BertForPreTraining"
+    pairs_class: ClassVar[str | None] = "BertForPreTraining"
     modules: ClassVar = {
         "encoder.embeddings.word_embeddings": "bert.embeddings.word_embeddings",
         "encoder.embeddings.position_embeddings": "bert.embeddings.position_embeddings",
