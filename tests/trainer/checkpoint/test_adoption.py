@@ -465,3 +465,19 @@ def test_adopt_is_a_list_or_in_yaml_a_set_of_names():
     for written_as in ("[tokenizer,size]", "{tokenizer: null, size: null}", "{tokenizer: true, size: true}"):
         config = load_config("tiny_cpu", ["model.output_bias=zeros", "init_from=x", f"adopt={written_as}"])
         assert config.adopt == ("tokenizer", "size")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_multiple_of_a_grouped_width_computes_the_same(groups, tied, tmp_path):
+    few = {"num_attention_heads": 4, "num_key_value_heads": groups, "tie_word_embeddings": tied}
+    small = ModelSettings(family="eurobert", **(SIZES | few), **COMMON)
+    theirs = model_of(small)
+    wide = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2 * groups, "intermediate_size": 96}
+    ours = model_of(small.model_copy(update=wide), seed=5)
+    load(ours, written(theirs, tmp_path), "size")
+    torch.testing.assert_close(loss(ours), loss(theirs), rtol=1e-4, atol=0)
+    other = small.model_copy(update={**wide, "num_key_value_heads": 8, "num_attention_heads": 8})
+    if groups < 4:
+        with pytest.raises(UserError, match="query heads share", check=coded("size-not-tileable")):
+            load(model_of(other), tmp_path, "size")
