@@ -276,11 +276,12 @@ def _serve(connection: Connection) -> None:
                 storage.configure(options)
             outcome = _outcome(task, new_task, unit)
             try:
+                answer = pickle.dumps(outcome)
                 pickle.loads(pickle.dumps(outcome[1]))  # noqa: S301 - some errors can be pickled, and not read again
-                connection.send(outcome)
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
+            except Exception as error:  # noqa: BLE001 - classes of users decide what it is
                 problem = RuntimeError(f"what a unit returned or raised cannot be pickled: {error}")
-                connection.send((None, problem, outcome[2]))
+                answer = pickle.dumps((None, problem, outcome[2]))
+            connection.send_bytes(answer)
 
 
 def _end_with_parent() -> None:

@@ -83,6 +83,7 @@ def files_of(folders: Folders, pattern: str, found: Iterable[Entry]) -> list[str
     holds something while none of its files match, is an error; empty folders get a warning.
     """
     found = set(found)
+    goes_through_all = pattern.rstrip("/").rpartition("/")[2] == "**"  # which matches all that is not hidden
     files = sorted(path for path, kind in found if kind == "file")
     empty = []
     for folder in sorted(path for path, kind in found if kind == "directory"):
@@ -90,8 +91,7 @@ def files_of(folders: Folders, pattern: str, found: Iterable[Entry]) -> list[str
         index = bisect.bisect_left(files, inside)
         if index < len(files) and files[index].startswith(inside):
             continue
-        # `**` matches all that is not hidden, at any depth.
-        if folder != pattern and (pattern.endswith("**") or not any(folders.entries(folder, "*"))):
+        if folder != pattern and (goes_through_all or not any(folders.entries(folder, "*"))):
             empty.append(folder)
             continue
         also = "" if folder == pattern else f", which {pattern} matches,"

@@ -57,6 +57,15 @@ _TASKS = textwrap.dedent(
     def peculiar(unit):
         raise Peculiar("not read again", unit)
 
+    class Counted(Exception):
+        def __init__(self, number):
+            super().__init__(f"not read again: {int(number)}")
+
+    def counted(unit):
+        import tasks  # the class of a module, which the caller can import
+
+        raise tasks.Counted(unit)
+
     def endless(folder):
         (folder / f"worker-{os.getpid()}").touch()
         time.sleep(600)
@@ -253,10 +262,11 @@ def test_a_workers_error_reaches_the_caller(script: Path) -> None:
     assert output.strip() == "user error: bad-unit"
 
 
+@pytest.mark.parametrize("name", ["peculiar", "counted"])
 @pytest.mark.spawn
-def test_an_error_that_cannot_be_read_again_is_printed_with_its_own_traceback(script: Path) -> None:
-    _, errors = _start(script, "peculiar").communicate(timeout=60)
-    assert "Peculiar: not read again" in errors and "RuntimeError: what a unit returned or raised" in errors
+def test_an_error_that_cannot_be_read_again_is_printed_with_its_own_traceback(script: Path, name: str) -> None:
+    _, errors = _start(script, name).communicate(timeout=60)
+    assert f"{name.capitalize()}: not read again" in errors and "RuntimeError: what a unit returned or" in errors
 
 
 @pytest.mark.spawn

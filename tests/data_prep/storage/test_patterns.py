@@ -59,6 +59,8 @@ def test_a_folder_that_matches_and_would_be_left_out_is_refused(
         UsageError, match=r"input table.jsonl, which \*.jsonl matches, is a folder", check=coded("input-is-folder")
     ):
         storage.matches("*.jsonl")
+    with pytest.raises(UsageError, check=coded("input-is-folder")):
+        storage.matches("table**")  # no part of its own, so not all that is below
     write(folder / "table.jsonl" / "part-1.jsonl")
     assert "table.jsonl/part-1.jsonl" in storage.matches("**/*.jsonl"), "its files match"
     (folder / "empty.json").mkdir()
@@ -128,6 +130,8 @@ def test_a_remote_folder_that_matches_and_would_be_left_out_is_refused() -> None
     files.pipe({"/patterns/a.parquet": b"x", "/patterns/b.parquet/part-0.parquet": b"x"})
     with pytest.raises(UsageError, match=r"/b.parquet.*/\*.parquet", check=coded("input-is-folder")):
         storage.matches("memory://patterns/*.parquet")
+    with pytest.raises(UsageError, check=coded("input-is-folder")):
+        storage.matches("memory://patterns/b.par**")
     assert storage.matches("memory://patterns/**/*.parquet") == [
         "memory://patterns/a.parquet",
         "memory://patterns/b.parquet/part-0.parquet",
