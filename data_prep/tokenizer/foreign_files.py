@@ -46,8 +46,12 @@ def read_files(url: str) -> dict[str, bytes]:
     return files
 
 
-def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes], where: str) -> SpecialTokens:
+def read_special_tokens(
+    encoder: tokenizers.Tokenizer, files: Mapping[str, bytes], where: str, is_of_decoder: bool = False
+) -> SpecialTokens:
     """Return the special tokens that the files name, or else the tokens with BERT's names, or else RoBERTa's.
+
+    With `is_of_decoder` those that are not there get ids beyond the vocabulary, and no template is needed.
 
     Raises:
         UserError: one that an encoder needs is not there, or a text is not put between [CLS] and [SEP].
@@ -61,7 +65,11 @@ def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes
     found = {role: encoder.token_to_id(name) for role, name in names.items()}
     ids = {role: number for role, number in found.items() if number is not None}
     missing = [f"{role}_token {names[role]!r}" for role in _ROLES if role not in ids and role != "unk"]
-    if missing:
+    if missing and is_of_decoder:
+        absent = (role for role in _ROLES if role not in ids and role != "unk")
+        beyond = max(encoder.get_vocab(with_added_tokens=True).values(), default=0) + 1
+        ids |= {role: number for number, role in enumerate(absent, beyond)}
+    elif missing:
         raise UserError(
             f"{where} has no {', '.join(missing)} in its vocabulary, which masked-language modeling needs",
             fix=f"name the special tokens in {TOKENIZER_CONFIG_NAME}, or use the tokenizer of a BERT, ModernBERT or "
@@ -75,7 +83,8 @@ def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes
             fix="give each special token its own id",
             code="shared-special-token-id",
         )
-    _check_template(encoder, ids["cls"], ids["sep"], where)
+    if not is_of_decoder:
+        _check_template(encoder, ids["cls"], ids["sep"], where)
     others = [
         number
         for number, token in sorted(encoder.get_added_tokens_decoder().items())

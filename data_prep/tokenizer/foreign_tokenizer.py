@@ -72,8 +72,11 @@ class ForeignTokenizer(Tokenizer):
         self._encoder = encoder
 
     @classmethod
-    def open(cls, url: str) -> ForeignTokenizer:
+    def open(cls, url: str, is_of_decoder: bool = False) -> ForeignTokenizer:
         """Read the tokenizer's files, no others: the folder may hold the weights of a model.
+
+        That of a decoder needs no special tokens of an encoder: those that are not there have ids beyond its
+        vocabulary. It serves to compare vocabularies, not to prepare text.
 
         Raises:
             UserError: a file is damaged, is not the one that the folder says, or the special tokens are not those of an
@@ -90,7 +93,7 @@ class ForeignTokenizer(Tokenizer):
         with library_errors(file):
             encoder = tokenizers.Tokenizer.from_str(files[TOKENIZER_NAME].decode())
             try_out(encoder)
-            special_tokens = read_special_tokens(encoder, files, where)
+            special_tokens = read_special_tokens(encoder, files, where, is_of_decoder)
             encoder.encode_special_tokens = True
             cut_names(encoder, filter(None, map(encoder.id_to_token, special_tokens.ids)))
             fingerprint = fingerprint_of(files, special_tokens)
@@ -126,7 +129,8 @@ class ForeignTokenizer(Tokenizer):
                 code="tokenizer-mismatch",
             )
         tokenizer = cls(url, recorded or found, files, encoder)
-        tokenizer._check_literals(where)
+        if not is_of_decoder:
+            tokenizer._check_literals(where)
         return tokenizer
 
     def write_files(self, folder: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""Tokenizers as they come with checkpoints of BERT, ModernBERT, RoBERTa and XLM-R, learned from a few texts."""
+"""Tokenizers as they come with checkpoints of BERT, ModernBERT, RoBERTa, XLM-R and Llama, learned from a few texts."""
 
 from __future__ import annotations
 
@@ -67,6 +67,22 @@ def write_roberta(folder: Path, texts: Sequence[str], vocab_size: int = 1_200) -
     tokenizer.add_special_tokens([AddedToken("<mask>", special=True, lstrip=True)])
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
     return _save(tokenizer, folder, ROBERTA_NAMES)
+
+
+def write_decoder(folder: Path, texts: Sequence[str], vocab_size: int = 1_200) -> Path:
+    """As Llama 3: bytes, and of the special tokens only those around a text, with names that no encoder has."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    names = {"bos": "<|begin_of_text|>", "eos": "<|end_of_text|>"}
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*names.values()],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _save(tokenizer, folder, names)
 
 
 def write_xlm_roberta(folder: Path, texts: Sequence[str], vocab_size: int = 1_200) -> Path:

@@ -20,6 +20,7 @@ import torch
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
+from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer, is_foreign
 from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer
 from trainer.checkpoint.adoption import (
     WORDS,
@@ -246,7 +247,10 @@ def _compare_tokenizers(
                 code="missing-tokenizer",
             )
         return None, f"{address} carries no {TOKENIZER_NAME}: cannot check that its ids are those of the shards"
-    tokenizer, num_rows = Tokenizer.load(folder), load_config(folder).vocab_size
+    theirs = load_config(folder)
+    is_of_decoder = any(theirs.model_type in each.decoders for each in published_families()) and is_foreign(str(folder))
+    tokenizer = ForeignTokenizer.open(str(folder), is_of_decoder=True) if is_of_decoder else Tokenizer.load(folder)
+    num_rows = theirs.vocab_size
     if tokenizer.fingerprint == expected and num_rows <= most_rows:
         return None, None
     if not adopts:

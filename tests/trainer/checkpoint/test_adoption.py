@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from data_prep import Tokenizer
 from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
-from tests.support.foreign_tokenizers import WRITERS
+from tests.support.foreign_tokenizers import WRITERS, write_decoder
 from tests.support.preparations import trained
 from trainer import load_config
 from trainer.checkpoint.adoption import WORDS, Adoption, layer_map, tile_map, token_map
@@ -481,3 +482,26 @@ def test_a_multiple_of_a_grouped_width_computes_the_same(groups, tied, tmp_path)
     if groups < 4:
         with pytest.raises(UserError, match="query heads share", check=coded("size-not-tileable")):
             load(model_of(other), tmp_path, "size")
+
+
+def test_the_tokenizer_of_a_decoder_needs_no_special_tokens_of_an_encoder(tokenizers, tmp_path):
+    after = tokenizers["byte level"]
+    write_decoder(tmp_path, TEXTS, vocab_size=300)
+    files = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocabulary = files["model"]["vocab"]
+    sizes: dict[str, Any] = SIZES | {"vocab_size": len(vocabulary)}
+    theirs = LlamaForCausalLM(LlamaConfig(rms_norm_eps=1e-5, rope_theta=250_000.0, **sizes))
+    theirs.save_pretrained(tmp_path)
+    config = ModelSettings(family="eurobert", **SIZES | COMMON | {"vocab_size": after.vocab_size})
+    ours = model_of(config)
+    fresh = {name: each.clone() for name, each in weights_of(ours).items()}
+    with pytest.raises(UserError, match="add tokenizer to adopt", check=coded("other-tokenizer")):
+        load(ours, tmp_path, tokenizer=after)
+    (line,) = load(ours, tmp_path, "tokenizer", tokenizer=after).adopted
+    assert line.endswith("and 2 old tokens are dropped")
+    the = after.bytes_of(range(after.vocab_size)).index(b" the")
+    for name, old in ((WORDS, theirs.model.embed_tokens), ("mlm_head.decoder.weight", theirs.lm_head)):
+        new = weights_of(ours)[name]
+        assert torch.equal(new[the], old.weight[vocabulary["\u0120the"]])
+        special = [*after.special_tokens.ids]
+        assert torch.equal(new[special], fresh[name][special])
