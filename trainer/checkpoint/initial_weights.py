@@ -244,7 +244,7 @@ def _compare_tokenizers(
                 f"init_from={address} has no {TOKENIZER_NAME}, so nothing says which token a row of it is",
                 fix="copy the files of its tokenizer into it, or remove tokenizer from adopt if the ids are those of "
                 "the shards",
-                code="missing-tokenizer",
+                code="no-tokenizer-to-adopt",
             )
         return None, f"{address} carries no {TOKENIZER_NAME}: cannot check that its ids are those of the shards"
     theirs = load_config(folder)

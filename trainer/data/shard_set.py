@@ -295,7 +295,7 @@ def check_pairs(shard_set: ShardSet, tokenizer: str | None) -> None:
             f"the tokenizer of the shards {storage.redact(shard_set.url)} joins two texts by {name} {name}, and a row "
             "of sentence pairs has one separator",
             fix="set data.sentence_pairs=none, or prepare the text with another tokenizer",
-            code="unsupported-template",
+            code="two-separators-in-pairs",
         )
 
 

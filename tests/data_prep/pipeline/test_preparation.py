@@ -286,11 +286,12 @@ def test_a_source_without_documents_is_named_and_refused_with_a_budget(
 
 
 def test_the_same_command_again_does_nothing(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    made = make([small_corpus], tokenizer, tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    os.utime(small_corpus)
-    assert make([small_corpus], tokenizer, tmp_path) == made
-    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    corpus, out = Path(shutil.copy(small_corpus, tmp_path / "touched.jsonl")), tmp_path / "out"  # others read that one
+    made = make([corpus], tokenizer, out)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    os.utime(corpus)
+    assert make([corpus], tokenizer, out) == made
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
 
 
 @pytest.mark.long

@@ -412,7 +412,7 @@ def test_rows_that_only_pad_there_are_dropped_with_the_same_tokenizer(tokenizers
 
 def test_a_folder_without_a_tokenizer_has_none_to_adopt(small, tokenizers, tmp_path):
     folder = written(model_of(small), tmp_path)
-    with pytest.raises(UserError, match="has no tokenizer.json", check=coded("missing-tokenizer")):
+    with pytest.raises(UserError, match="has no tokenizer.json", check=coded("no-tokenizer-to-adopt")):
         load(model_of(small), folder, "tokenizer", tokenizer=tokenizers["wordpiece"])
 
 

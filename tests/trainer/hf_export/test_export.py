@@ -353,8 +353,8 @@ def test_the_gate_refuses_logits_that_differ(tokenizer_folder, tmp_path, monkeyp
     config = make_config("none")
     convert = export.to_hugging_face
 
-    def convert_wrongly(weights, family):
-        converted = convert(weights, family)
+    def convert_wrongly(*given):
+        converted = convert(*given)
         prefix = "bert.encoder.layer.1.attention.self"
         converted[f"{prefix}.query.weight"], converted[f"{prefix}.value.weight"] = (
             converted[f"{prefix}.value.weight"],
@@ -372,8 +372,8 @@ def test_the_gate_refuses_weights_that_transformers_does_not_find(tokenizer_fold
     config = make_config()
     convert = export.to_hugging_face
 
-    def convert_in_part(weights, family):
-        return {name: weight for name, weight in convert(weights, family).items() if "pooler" not in name}
+    def convert_in_part(*given):
+        return {name: weight for name, weight in convert(*given).items() if "pooler" not in name}
 
     monkeypatch.setattr(export, "to_hugging_face", convert_in_part)
     with pytest.raises(UserError, match="bert.pooler.dense.weight"):
