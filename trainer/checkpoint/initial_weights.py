@@ -295,7 +295,10 @@ def _check_architecture(
     numbers = {name: value for name, value in settings.items() if name in _ITEMS and isinstance(value, int | float)}
     old = config.model_copy(update={_SETTINGS.get(name, name): value for name, value in numbers.items()})
     differences = [
-        (f"model.{name} is {getattr(config, name)} and there {value}", _ITEMS[name] if name in numbers else None)
+        (
+            f"model.{_SETTINGS.get(name, name)} is {getattr(config, name)} and there {value}",
+            _ITEMS.get(name) if name in numbers else None,
+        )
         for name, value in settings.items()
         if getattr(config if name in numbers else old, name) != value  # others may follow from those numbers
     ]

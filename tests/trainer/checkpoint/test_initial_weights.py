@@ -288,7 +288,7 @@ def test_config_json_of_modernbert_must_be_consistent(tmp_path, changes):
         ({"family": "eurobert", "attention_bias": True}, "model.bias is False and there in some modules only"),
         ({"family": "eurobert", "attention_bias": True, "mlp_bias": True}, "model.bias is False and there True"),
         ({"family": "eurobert", "head_dim": 8}, "model.head_size is 16 and there 8"),
-        ({"family": "eurobert", "num_key_value_heads": 2}, "model.key_value_heads is 1 and there 2"),
+        ({"family": "eurobert", "num_key_value_heads": 2}, "model.num_key_value_heads is 1 and there 2"),
         ({"family": "eurobert", "tie_word_embeddings": True}, "a matrix of its own and there the word matrix"),
         (
             {"family": "eurobert", "rope_parameters": {"rope_type": "linear", "rope_theta": 250_000.0, "factor": 2.0}},

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class EuroBert(PublishedFamily):
     """EuroBERT has neither biases nor token types nor a head for sentence pairs; its decoder is tied or not.
 
-    Defaults: arXiv 2503.05500, section 2.1, and the published config.json.
+    Defaults: arXiv 2503.05500 and the published config.json.
     """
 
     name = "eurobert"
