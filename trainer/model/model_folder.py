@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.validation import first_problem
 from data_prep.storage import storage
+from trainer.config.families.registry import published_families
 
 FINETUNE_FILE = "finetune.json"  # of fitted models alone
 CARD_FILE = "README.md"
@@ -57,7 +58,7 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
             else "give a directory that `clozeworks export` wrote, or the copy of a model from the Hub",
             code="not-a-model-folder",
         )
-    check_code(folder, name)
+    check_code(folder, name, strict)
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     _check_weight_names(folder, name)
     pickles = [path.name for path in files if path.suffix.lower() in PICKLE_SUFFIXES]
@@ -77,15 +78,22 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
         )
 
 
-def check_code(folder: Path, name: str | None = None) -> None:
+def check_code(folder: Path, name: str | None = None, strict: bool = False) -> None:
     """Refuse a folder whose configuration makes transformers run code, or load weights, from elsewhere.
+
+    The published EuroBERT names code of its own (`auto_map`) although transformers has its class. With
+    `trust_remote_code=False`, transformers then loads its own class and neither reads nor fetches that code, so for the
+    families of this project the field is no reason to refuse, unless `strict`.
 
     Raises:
         UserError: naming the field and its file; `name` is what the user called the folder.
     """
     name = name or str(folder)
     for config in CONFIG_FILES:
-        field = _first_code_field(read_json(folder / config))
+        values = read_json(folder / config)
+        if not strict and config == "config.json" and isinstance(values, dict) and values.get("model_type") in _known():
+            values = {key: value for key, value in values.items() if key != "auto_map"}
+        field = _first_code_field(values)
         if field is not None:
             raise UserError(
                 f"{name} needs {_CODE_FIELDS[field]} ({field} in {config}), which is never run here",
@@ -98,6 +106,11 @@ def check_code(folder: Path, name: str | None = None) -> None:
             fix="merge the adapter into its base model (merge_and_unload of the package peft) and save that",
             code="code-in-model",
         )
+
+
+def _known() -> list[Any]:
+    """Return the values of `model_type` for which transformers' own classes are used."""
+    return [each for family in published_families() for each in (family.name, *family.decoders)]
 
 
 def _first_code_field(values: Any) -> str | None:

@@ -122,6 +122,7 @@ def load_config(folder: Path, attn_implementation: str | None = None, **options:
         except Exception as error:  # as above
             raise _cannot_load(folder, "a model", error) from error
     config._attn_implementation, config._experts_implementation = attn_implementation, None
+    vars(config).pop("auto_map", None)  # not used (`check_code`), and not to be saved with a fitted model
     _check_numbers(config, folder)
     return config
 

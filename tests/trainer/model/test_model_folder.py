@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from trainer.model.model_folder import check_model_folder, folder_digest, read_provenance
+from trainer.model.pretrained import load_pretrained
 
 
 @pytest.fixture
@@ -32,6 +34,35 @@ def test_a_folder_that_asks_for_code_of_its_own_is_refused(folder: Path, name: s
     (folder / name).write_text('{"auto_map": {"AutoModel": "evil.Model"}}')
     with pytest.raises(UserError, match=f"auto_map in {name}", check=coded("code-in-model")):
         check_model_folder(folder)
+
+
+def test_code_beside_a_class_of_transformers_is_never_run(folder: Path, tmp_path: Path) -> None:
+    """As in the published EuroBERT: transformers has the class, so the code that `auto_map` names is not needed."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    sizes |= {"head_dim": 4, "num_key_value_heads": 2, "vocab_size": 16, "pad_token_id": 0}
+    model = transformers.EuroBertForMaskedLM(transformers.EuroBertConfig(**sizes))
+    model.save_pretrained(folder)
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    values = json.loads((folder / "config.json").read_text())
+    names = ("AutoConfig", "AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoTokenizer")
+    for reference in ("evil.Model", "somebody/else--evil.Model"):
+        values["auto_map"] = dict.fromkeys(names, reference)
+        (folder / "config.json").write_text(json.dumps(values))
+        check_model_folder(folder)
+        for auto_class in ("AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification"):
+            loaded, _ = load_pretrained(auto_class, folder, "a model")
+            assert type(loaded).__module__.startswith("transformers.models.eurobert")
+        loaded.save_pretrained(tmp_path / "saved")
+        assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+        with pytest.raises(UserError, check=coded("code-in-model")):
+            check_model_folder(folder, strict=True)
+        with pytest.raises(UserError, match="auto_map in config.json", check=coded("code-in-model")):
+            (folder / "config.json").write_text(json.dumps(values | {"model_type": "evil"}))
+            check_model_folder(folder)
+        with pytest.raises(UserError, match="auto_map in config.json", check=coded("code-in-model")):
+            (folder / "config.json").write_text(json.dumps(values | {"text_config": {"auto_map": {"a": "evil.Model"}}}))
+            check_model_folder(folder)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(
