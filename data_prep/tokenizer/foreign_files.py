@@ -51,7 +51,8 @@ def read_special_tokens(
 ) -> SpecialTokens:
     """Return the special tokens that the files name, or else the tokens with BERT's names, or else RoBERTa's.
 
-    With `is_of_decoder` those that are not there get ids beyond the vocabulary, and no template is needed.
+    With `is_of_decoder` the tokens that begin and end a text are [CLS] and [SEP], roles that are not there or share a
+    token get ids beyond the vocabulary, and no template is needed.
 
     Raises:
         UserError: one that an encoder needs is not there, or a text is not put between [CLS] and [SEP].
@@ -65,7 +66,13 @@ def read_special_tokens(
     found = {role: encoder.token_to_id(name) for role, name in names.items()}
     ids = {role: number for role, number in found.items() if number is not None}
     missing = [f"{role}_token {names[role]!r}" for role in _ROLES if role not in ids and role != "unk"]
-    if missing and is_of_decoder:
+    if is_of_decoder:
+        around = {"cls": _content(declared.get("bos_token")), "sep": _content(declared.get("eos_token"))}
+        for role, name in around.items():
+            if name and (number := encoder.token_to_id(name)) is not None:
+                ids.setdefault(role, number)
+        first = {ids[role]: role for role in ("pad", "mask", "unk", "sep", "cls") if role in ids}
+        ids = {role: number for number, role in first.items()}  # often [PAD] is the token that ends a text
         absent = (role for role in _ROLES if role not in ids and role != "unk")
         beyond = max(encoder.get_vocab(with_added_tokens=True).values(), default=0) + 1
         ids |= {role: number for number, role in enumerate(absent, beyond)}

@@ -484,9 +484,12 @@ def test_a_multiple_of_a_grouped_width_computes_the_same(groups, tied, tmp_path)
             load(model_of(other), tmp_path, "size")
 
 
-def test_the_tokenizer_of_a_decoder_needs_no_special_tokens_of_an_encoder(tokenizers, tmp_path):
+@pytest.mark.parametrize("pad", [None, "<|end_of_text|>"])
+def test_the_tokenizer_of_a_decoder_needs_no_special_tokens_of_an_encoder(tokenizers, tmp_path, pad):
     after = tokenizers["byte level"]
     write_decoder(tmp_path, TEXTS, vocab_size=300)
+    declared = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(declared | {"pad_token": pad}))
     files = json.loads((tmp_path / "tokenizer.json").read_text())
     vocabulary = files["model"]["vocab"]
     sizes: dict[str, Any] = SIZES | {"vocab_size": len(vocabulary)}
@@ -498,10 +501,12 @@ def test_the_tokenizer_of_a_decoder_needs_no_special_tokens_of_an_encoder(tokeni
     with pytest.raises(UserError, match="add tokenizer to adopt", check=coded("other-tokenizer")):
         load(ours, tmp_path, tokenizer=after)
     (line,) = load(ours, tmp_path, "tokenizer", tokenizer=after).adopted
-    assert line.endswith("and 2 old tokens are dropped")
+    assert "3 stay random, and 0 old tokens are dropped" in line
     the = after.bytes_of(range(after.vocab_size)).index(b" the")
     for name, old in ((WORDS, theirs.model.embed_tokens), ("mlm_head.decoder.weight", theirs.lm_head)):
         new = weights_of(ours)[name]
         assert torch.equal(new[the], old.weight[vocabulary["\u0120the"]])
-        special = [*after.special_tokens.ids]
-        assert torch.equal(new[special], fresh[name][special])
+        special = after.special_tokens
+        assert torch.equal(new[[special.cls, special.sep]], old.weight[:2])  # what begins and ends a text
+        absent = [special.pad, special.unk, special.mask]
+        assert torch.equal(new[absent], fresh[name][absent])
