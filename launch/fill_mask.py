@@ -1,19 +1,26 @@
-"""Fill the masks of a text.
+"""Fill the masks of a text, or generate text in their place.
 
     clozeworks fill-mask --model models:/NAME@ALIAS "Paris is the [MASK] of France."
+    clozeworks fill-mask --model models:/NAME@ALIAS --generate 12 "The river"
 
 Texts come from the command line, or line by line from standard input. A line without a mask is skipped with a warning.
 With --mask-random the command masks one word of each text itself and compares the prediction with that word. If a text
 is longer than the model's maximum sequence length, the model reads only the tokens around each mask and a warning says
 so; with --json, `window_tokens` is their number, otherwise null.
+
+With --generate N each [MASK] becomes N new tokens, and a text without a [MASK] is continued by N. Each of the --steps
+steps predicts all masks that are left and fills an equal share of them. The masking rates of the model's training must
+reach from at most 0.3 to at least 0.5; other models, such as those of a single rate, are refused without --any-rate.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from data_prep.base.arguments import at_least
@@ -47,23 +54,72 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="mask one word of each text, preferably a content word that is a single token of the vocabulary",
     )
-    texts.add_argument("--seed", type=int, metavar="N", help="with --mask-random: the same seed masks the same words")
+    texts.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="with --mask-random and --generate: the same seed masks the same words, and generates the same text",
+    )
+    generation = parser.add_argument_group("generation")
+    generation.add_argument(
+        "--generate", type=at_least(1), metavar="N", help="new tokens for each [MASK], or at the end of a text without"
+    )
+    generation.add_argument(
+        "--steps", type=at_least(1), metavar="S", help="number of predictions (default and at most: one per new token)"
+    )
+    generation.add_argument(
+        "--temperature",
+        type=temperature,
+        metavar="T",
+        help="divides the logits that tokens are drawn by, for masks in random order; 0 takes the likeliest tokens, of "
+        "the masks that the model is surest of (default 1)",
+    )
+    generation.add_argument(
+        "--any-rate",
+        action="store_true",
+        help="generate also with a model that was trained at one masking rate, or at unknown ones",
+    )
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--top-k", type=at_least(1), default=5, metavar="K", help="candidates for each mask (default 5)"
+        "--top-k",
+        type=at_least(1),
+        metavar="K",
+        help="candidates for each mask (default 5); with --generate only --json has them",
     )
     output.add_argument("--json", action="store_true", help="print one JSON object per text")
     arguments_read = parser.parse_intermixed_args(arguments)
-    if arguments_read.seed is not None and not arguments_read.mask_random:
-        parser.error("--seed is only valid with --mask-random")
+    if arguments_read.generate is not None and arguments_read.mask_random:
+        parser.error("--generate and --mask-random exclude each other")
+    if arguments_read.seed is not None and not arguments_read.mask_random and arguments_read.generate is None:
+        parser.error("--seed is only valid with --mask-random or --generate")
+    for option in ("steps", "temperature", "any_rate"):
+        if getattr(arguments_read, option) not in (None, False) and arguments_read.generate is None:
+            parser.error(f"--{option.replace('_', '-')} is only valid with --generate")
+    if arguments_read.top_k is not None and arguments_read.generate is not None and not arguments_read.json:
+        parser.error("--top-k with --generate is only valid with --json")
+    arguments_read.top_k = arguments_read.top_k or 5
     return arguments_read
 
 
-def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | None = None) -> FillMask:
+def temperature(text: str) -> float:
+    """Read a finite number of 0 or more, as a type of argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of 0 or more, got {text!r}")
+    return value
+
+
+def open_model(
+    model: str, tracking_uri: str | None, texts: Sequence[Text] | None = None, generates: bool = False
+) -> FillMask:
     """Open a registered model, an exported folder or a run's checkpoint.
 
     Raises:
-        UsageError: the model is fine-tuned, or none of `texts` has a mask; checked before the model is loaded.
+        UsageError: the model is fine-tuned, none of `texts` has a mask, or the model `generates` and was not trained
+            for it; checked before the model is loaded.
     """
     from trainer.inference.fill_mask import MASK_TOKEN, FillMask
     from trainer.inference.pulled_model import is_checkpoint, pull
@@ -73,9 +129,18 @@ def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | Non
     if is_checkpoint(model):
         if not has_mask:
             raise no_mask(MASK_TOKEN)
+        if generates:
+            from trainer.hf_export.export_source import find_checkpoint
+            from trainer.inference.masking_rates import check_rates
+
+            check_rates(find_checkpoint(Path(model)))
         return FillMask(model)
     folder = pull(model, tracking_uri=tracking_uri)
     check_not_fine_tuned(folder, model)
+    if generates:
+        from trainer.inference.masking_rates import check_rates
+
+        check_rates(folder)
     if texts is not None and not has_mask:
         mask_token = named_mask_token(folder)
         if mask_token is None:
@@ -106,9 +171,18 @@ def main() -> None:
 
     if arguments.mask_random and not any(has_word(each.text) for each in texts):
         raise no_word()
-    model = open_model(arguments.model, arguments.tracking_uri, None if arguments.mask_random else texts)
+    generates = arguments.generate is not None
+    needs_masks = not arguments.mask_random and not generates
+    model = open_model(
+        arguments.model,
+        arguments.tracking_uri,
+        texts if needs_masks else None,
+        generates=generates and not arguments.any_rate,
+    )
     if arguments.mask_random:
         show_random(model, texts, arguments)
+    elif generates:
+        show_generated(model, texts, arguments)
     else:
         show_filled(model, texts, arguments)
 
@@ -147,6 +221,47 @@ def show_filled(model: FillMask, texts: list[Text], arguments: argparse.Namespac
         num_filled += 1
     if not num_filled:
         raise no_mask(model.mask_token)
+
+
+def show_generated(model: FillMask, texts: list[Text], arguments: argparse.Namespace) -> None:
+    """Generate and print tokens for every text, one text after another, and warn of what the training did not cover."""
+    from trainer.inference.generation import generation_as_json, report, steps_note
+    from trainer.inference.masking_rates import check_rates
+
+    seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**32)
+    temperature = 1.0 if arguments.temperature is None else arguments.temperature
+    first_rates, error = [], None
+    for source, text in texts:
+        try:
+            generation = model.generate(
+                text,
+                arguments.generate,
+                steps=arguments.steps,
+                temperature=temperature,
+                seed=seed,
+                top_k=arguments.top_k,
+                any_rate=True,  # which was checked before the model was loaded
+            )
+        except UsageError as refusal:
+            error = refusal
+            warn_of_skipped(source, error, len(texts))
+            continue
+        if (note := steps_note(generation, arguments.steps)) is not None:
+            LOG.warning(f"{source}{note}")
+        if arguments.json:
+            print(json_line({**generation_as_json(generation), "temperature": temperature, "seed": seed}))
+        else:
+            print("\n".join(report(generation)))
+        first_rates.append(generation.first_rate)
+    if error is not None and not first_rates:
+        raise error
+    if not arguments.json and temperature:
+        print(f"(--seed {seed})")
+    if not arguments.any_rate and max(first_rates) > (highest := check_rates(model.origin).highest):
+        LOG.warning(
+            f"up to {max(first_rates):.0%} of a text's tokens were masked at first, and the model was trained at "
+            f"masking rates up to {highest:.0%}"
+        )
 
 
 def show_random(model: FillMask, texts: list[Text], arguments: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from data_prep.tokenizer.hugging_face_tokenizer import write_hugging_face_tokenizer
 from trainer.hf_export.export import build_model
-from trainer.hf_export.export_source import read_source
+from trainer.hf_export.export_source import find_checkpoint, read_source
 from trainer.hf_export.parity import EncodedSequence, pack_rows
 from trainer.inference.fill_mask import FillMask
 from trainer.model.pretrained import load_tokenizer
@@ -45,8 +45,12 @@ def load_checkpoint(checkpoint: Path) -> FillMask:
     Raises:
         UserError: there is no complete checkpoint, or the run's tokenizer is missing or another one.
     """
-    source = read_source(checkpoint)
+    folder = find_checkpoint(checkpoint)
+    source = read_source(folder)
     model = CheckpointMaskedLM(build_model(source.config, source.weights))
-    with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder:
-        write_hugging_face_tokenizer(source.tokenizer_folder, folder, model_max_length=source.config.longest_sequence)
-        return FillMask(model, load_tokenizer(Path(folder)))
+    with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
+        length = source.config.longest_sequence
+        write_hugging_face_tokenizer(source.tokenizer_folder, temporary, model_max_length=length)
+        loaded = FillMask(model, load_tokenizer(Path(temporary)))
+    loaded.origin = folder
+    return loaded

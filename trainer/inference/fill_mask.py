@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from trainer.inference.generation import Generation
+
 MASK_TOKEN = "[MASK]"
 METASPACE = "▁"
 BYTE_LEVEL_SPACE = "Ġ"
@@ -105,8 +107,10 @@ class FillMask:
         *,
         tracking_uri: str | None = None,
     ) -> None:
+        self.origin: Path | None = None
+        """The Hugging Face directory or the checkpoint; None for a model in memory."""
         if isinstance(model, str | Path):
-            model, tokenizer = _open(model, tracking_uri)
+            model, tokenizer, self.origin = _open(model, tracking_uri)
         assert tokenizer is not None, "a model in memory comes with its tokenizer"
         if tokenizer.mask_token_id is None:
             raise UserError(
@@ -118,8 +122,9 @@ class FillMask:
         self.tokenizer = tokenizer
         self._encode = TextEncoder(tokenizer)
         vocabulary = tokenizer.get_vocab()
-        self._word_start = word_start_of(vocabulary)
-        self._word_ids = sorted(set(vocabulary.values()) - set(tokenizer.all_special_ids))  # they may have holes
+        self.word_start = word_start_of(vocabulary)
+        added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.word_ids = sorted(set(vocabulary.values()) - {*tokenizer.all_special_ids, *added})  # they may have holes
         self.max_length = max_length(model.config, tokenizer)
 
     @classmethod
@@ -129,7 +134,9 @@ class FillMask:
         Raises:
             UserError: transformers cannot load it as a masked language model, or it has no trained head.
         """
-        return cls(*_load_masked_model(folder))
+        loaded = cls(*_load_masked_model(folder))
+        loaded.origin = folder
+        return loaded
 
     @overload
     def __call__(self, text: str, top_k: int = 5) -> tuple[tuple[Candidate, ...], ...]: ...
@@ -154,31 +161,82 @@ class FillMask:
 
     def predict(self, text: str, top_k: int = 5) -> Prediction:
         """Fill every mask of `text`; if the text is longer than the model takes, read a window around each mask."""
-        import torch
-
-        (text,) = checked_texts([text])
-        text = text if self.mask_token == MASK_TOKEN else text.replace(MASK_TOKEN, self.mask_token)
-        with quiet_transformers():  # it warns of every text that is longer than the model takes
-            (body, _), (full, _) = self._encode(text, add_special_tokens=False), self._encode(text)
-        positions = [position for position, token in enumerate(body) if token == self.tokenizer.mask_token_id]
+        text, prefix, body, suffix = self.read(text)
+        positions = self.masks_of(body)
         if not positions:
             raise UsageError(
                 f"the text {shorten(text)!r} has no {self.mask_token}",
                 fix=f"replace a word by {self.mask_token}",
                 code="text-without-mask",
             )
-        before = next(start for start in range(len(full) + 1) if full[start : start + len(body)] == body)
-        prefix, suffix = full[:before], full[before + len(body) :]
         length = self.max_length - len(prefix) - len(suffix)
         masks: list[tuple[Candidate, ...]] = []
         for start, group in windows(positions, len(body), length):
-            input_ids = torch.tensor([prefix + body[start : start + length] + suffix])
-            with torch.inference_mode():
-                logits = self.model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
-            masks += [self._candidates(logits[len(prefix) + position - start], top_k) for position in group]
+            logits = self.logits(prefix, body[start : start + length], suffix)
+            masks += [self.candidates(logits[position - start], top_k) for position in group]
         best = [candidates[0] for candidates in masks]
         window = length if len(body) > length else None
         return Prediction(text, tuple(masks), fill(text, self.mask_token, best), len(body), window)
+
+    def generate(
+        self,
+        text: str,
+        num_tokens: int,
+        *,
+        steps: int | None = None,
+        temperature: float = 1.0,
+        seed: int = 0,
+        top_k: int = 5,
+        any_rate: bool = False,
+    ) -> Generation:
+        """Generate `num_tokens` tokens for each mask of a text; a text without a mask gets one at its end.
+
+            fill_mask.generate("The river", 12).filled
+            fill_mask.generate("The [MASK] of the river is cold.", 3).generated  # one text for each mask
+
+        Each step predicts all masks that are left and fills an equal share of them, never with special tokens. The
+        arguments determine the result. One step at temperature 0 takes the likeliest candidates of `predict`.
+
+        Args:
+            steps: number of steps; by default, and at most, one for each generated token.
+            temperature: divides the logits that tokens are drawn by, for masks in random order. At 0 each step takes
+                the likeliest tokens, of the masks that the model is surest of.
+            top_k: number of candidates of each token in `Generation.masks`.
+            any_rate: generate also with a model that was trained at one masking rate or at unknown ones.
+
+        Raises:
+            UsageError: the model was trained at one masking rate or at unknown ones, the text with its new tokens is
+                longer than the model takes, or an argument is out of range.
+        """
+        from trainer.inference.generation import Sampling, generate
+        from trainer.inference.masking_rates import check_rates
+
+        sampling = Sampling(num_tokens, steps, temperature, seed, top_k)
+        if not any_rate:
+            check_rates(self.origin)
+        return generate(self, text, sampling)
+
+    def read(self, text: str) -> tuple[str, list[int], list[int], list[int]]:
+        """Return the text with the mask as the tokenizer has it, and its ids: special, those of the text, special."""
+        (text,) = checked_texts([text])
+        text = text if self.mask_token == MASK_TOKEN else text.replace(MASK_TOKEN, self.mask_token)
+        with quiet_transformers():  # it warns of every text that is longer than the model takes
+            (body, _), (full, _) = self._encode(text, add_special_tokens=False), self._encode(text)
+        before = next(start for start in range(len(full) + 1) if full[start : start + len(body)] == body)
+        return text, full[:before], body, full[before + len(body) :]
+
+    def masks_of(self, ids: list[int]) -> list[int]:
+        return [position for position, token in enumerate(ids) if token == self.tokenizer.mask_token_id]
+
+    def logits(self, prefix: list[int], ids: list[int], suffix: list[int]) -> torch.Tensor:
+        """Return the logits (len(ids), vocab_size) of a text between the special tokens `prefix` and `suffix`."""
+        import torch
+
+        input_ids = torch.tensor([prefix + ids + suffix])
+        with torch.inference_mode():
+            logits = self.model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
+        rows: torch.Tensor = logits[len(prefix) : len(prefix) + len(ids)]
+        return rows
 
     def is_one_piece(self, word: str) -> bool:
         """Return whether the word is one token of the vocabulary, so that one mask can be filled with it."""
@@ -192,45 +250,46 @@ class FillMask:
         """
         return word.casefold() not in self._function_words and (len(word) > 3 or not word.isascii())
 
-    def _candidates(self, logits: Any, top_k: int) -> tuple[Candidate, ...]:
+    def candidates(self, logits: Any, top_k: int) -> tuple[Candidate, ...]:
         """Return the likeliest tokens by `logits` (vocab_size,), but no special tokens or padding of the vocabulary."""
         import torch
 
         probabilities = torch.softmax(logits.float(), dim=-1)
-        allowed = [token_id for token_id in self._word_ids if token_id < len(probabilities)]
+        allowed = [token_id for token_id in self.word_ids if token_id < len(probabilities)]
         values, indices = probabilities[allowed].topk(min(top_k, len(allowed)))
         likeliest = zip(indices.tolist(), values.tolist(), strict=True)
-        return tuple(self._candidate(allowed[index], probability) for index, probability in likeliest)
+        return tuple(self.candidate(allowed[index], probability) for index, probability in likeliest)
 
     @cached_property
     def _function_words(self) -> set[str]:
         """Return the first tokens of the vocabulary that are words of several letters."""
-        candidates = (self._candidate(token_id, 0.0) for token_id in self._word_ids)
+        candidates = (self.candidate(token_id, 0.0) for token_id in self.word_ids)
         words = (each.token.casefold() for each in candidates if each.begins_word and len(each.token) > 1)
         return set(islice(words, NUM_FUNCTION_WORDS))
 
-    def _candidate(self, token_id: int, probability: float) -> Candidate:
+    def candidate(self, token_id: int, probability: float) -> Candidate:
         piece = str(self.tokenizer.convert_ids_to_tokens(token_id))
-        if self._word_start == METASPACE:
+        if self.word_start == METASPACE:
             return Candidate(
                 piece.replace(METASPACE, " ").strip() or piece, token_id, probability, piece.startswith(METASPACE)
             )
         if piece.startswith(WORDPIECE_CONTINUATION):
             return Candidate(piece.removeprefix(WORDPIECE_CONTINUATION), token_id, probability, False)
-        begins_word = self._word_start is None or piece.startswith(self._word_start)
+        begins_word = self.word_start is None or piece.startswith(self.word_start)
         return Candidate(str(self.tokenizer.decode([token_id])).strip() or piece, token_id, probability, begins_word)
 
 
-def _open(model: str | Path, tracking_uri: str | None) -> tuple[MaskedModel, PreTrainedTokenizerBase]:
-    """Return model and tokenizer by any name that a user may give; a checkpoint of a run needs no export."""
+def _open(model: str | Path, tracking_uri: str | None) -> tuple[MaskedModel, PreTrainedTokenizerBase, Path | None]:
+    """Return model, tokenizer and their folder by any name of a model; a checkpoint of a run needs no export."""
     from trainer.inference.pulled_model import is_checkpoint, pull
 
     if not is_checkpoint(model):
-        return _load_masked_model(pull(model, tracking_uri=tracking_uri))
+        folder = pull(model, tracking_uri=tracking_uri)
+        return (*_load_masked_model(folder), folder)
     from trainer.inference.checkpoint_model import load_checkpoint
 
     loaded = load_checkpoint(Path(model))
-    return loaded.model, loaded.tokenizer
+    return loaded.model, loaded.tokenizer, loaded.origin
 
 
 def _load_masked_model(folder: Path) -> tuple[MaskedModel, PreTrainedTokenizerBase]:
@@ -346,10 +405,7 @@ def report(prediction: Prediction, masked: MaskedText | None = None) -> list[str
 
 def as_json(prediction: Prediction, masked: MaskedText | None = None) -> dict[str, Any]:
     """Return the content of `report` for programs."""
-    masks = [
-        [{"token": item.token, "token_id": item.token_id, "probability": item.probability} for item in candidates]
-        for candidates in prediction.masks
-    ]
+    masks = [[candidate_as_json(item) for item in candidates] for candidates in prediction.masks]
     value: dict[str, Any] = {"text": prediction.text, "masks": masks, "filled": prediction.filled}
     value |= {"num_tokens": prediction.num_tokens, "window_tokens": prediction.window_tokens}
     if masked is not None:
@@ -357,6 +413,10 @@ def as_json(prediction: Prediction, masked: MaskedText | None = None) -> dict[st
         value |= {"actual": masked.actual, "word": masked.word, "predicted": best.token}
         value["correct"] = is_right(prediction, masked)
     return value
+
+
+def candidate_as_json(item: Candidate) -> dict[str, Any]:
+    return {"token": item.token, "token_id": item.token_id, "probability": item.probability}
 
 
 def window_note(prediction: Prediction) -> str | None:

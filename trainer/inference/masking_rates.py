@@ -1,0 +1,86 @@
+"""The masking rates that a model was trained at, and whether it can generate text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from data_prep.base.errors import UsageError
+from data_prep.base.load_settings import validate_settings
+from data_prep.base.yaml_values import read_yaml
+from trainer.checkpoint.format import STATE_NAME, CheckpointFolder
+from trainer.config.objective_settings import MASKED_LM
+from trainer.config.run_config import RunConfig, without_registry
+from trainer.inference.next_sentence import CONFIG_FILE
+from trainer.model.model_folder import read_provenance
+
+HIGH_RATE, LOW_RATE = 0.5, 0.3
+"""A model generates if its masking rates reach from at most the lower to at least the higher one."""
+_ROUNDING = 1e-9
+_FORCED = "--any-rate (in Python any_rate=True) generates with any model, and the text may be poor"
+
+
+class MaskingRates(NamedTuple):
+    """The lowest and the highest masking rate of a training run."""
+
+    lowest: float
+    highest: float
+
+
+def check_rates(origin: Path | None) -> MaskingRates:
+    """Return the masking rates of a Hugging Face folder or a checkpoint if they are wide enough to generate text.
+
+    Raises:
+        UsageError: they are unknown, a single one, or too narrow.
+    """
+    found = trained_rates(origin) if origin is not None else "a model in memory has no record of its training"
+    if isinstance(found, str):
+        raise UsageError(
+            f"the masking rates that the model was trained at are unknown: {found}; the text of a model that was "
+            "trained at one rate is poor",
+            fix=f"give a run or an export of this project; {_FORCED}",
+            code="unknown-masking-rates",
+        )
+    if found.lowest <= LOW_RATE + _ROUNDING and found.highest >= HIGH_RATE - _ROUNDING:
+        return found
+    rates = f"rates from {found.lowest:.4g} to {found.highest:.4g}" if found.lowest < found.highest else ""
+    raise UsageError(
+        f"the model was trained at {rates or f'one masking rate, {found.highest:.4g}'}; generation begins with nearly "
+        f"all tokens masked and ends with few, which takes rates from at most {LOW_RATE} to at least {HIGH_RATE}",
+        fix=f"train with data.mlm_probability=0.8 data.final_mlm_probability=0.1; {_FORCED}",
+        code="narrow-masking-rates" if rates else "one-masking-rate",
+    )
+
+
+def trained_rates(origin: Path) -> MaskingRates | str:
+    """Return the masking rates of the stages that have begun, or the reason why they are unknown.
+
+    Raises:
+        UserError: the checkpoint, the configuration or the provenance is damaged.
+    """
+    step: int | None
+    if (origin / STATE_NAME).is_file():
+        saved = CheckpointFolder(origin).read_state()
+        values, source, step = saved.config, origin / STATE_NAME, saved.state.step
+    elif (origin / CONFIG_FILE).is_file():
+        values, source, step = (
+            read_yaml(origin / CONFIG_FILE),
+            origin / CONFIG_FILE,
+            read_provenance(origin).get("step"),
+        )
+    else:
+        return f"it has no {CONFIG_FILE}, which an export has"
+    return _rates_of(validate_settings(RunConfig, without_registry(values), str(source)), step)
+
+
+def _rates_of(config: RunConfig, step: int | None) -> MaskingRates | str:
+    rates: list[float] = []
+    for stage in config.stages:
+        if (step is not None and step <= stage.first_step) or not stage.taken_steps:
+            continue
+        if stage.is_causal or not stage.data.mask_share or MASKED_LM not in [each.name for each in stage.objectives]:
+            continue  # it never predicts a [MASK]
+        if stage.data.masking is not None:
+            return f"its masks are those of {stage.data.masking}"
+        rates += [stage.masking_rate(stage.first_step), stage.masking_rate(stage.last_step - 1)]
+    return MaskingRates(min(rates), max(rates)) if rates else "no stage has trained on masks"
