@@ -93,7 +93,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     if arguments_read.seed is not None and not arguments_read.mask_random and arguments_read.generate is None:
         parser.error("--seed is only valid with --mask-random or --generate")
     for option in ("steps", "temperature", "any_rate"):
-        if getattr(arguments_read, option) not in (None, False) and arguments_read.generate is None:
+        value = getattr(arguments_read, option)
+        if value is not None and value is not False and arguments_read.generate is None:
             parser.error(f"--{option.replace('_', '-')} is only valid with --generate")
     if arguments_read.top_k is not None and arguments_read.generate is not None and not arguments_read.json:
         parser.error("--top-k with --generate is only valid with --json")

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from data_prep.base.errors import UsageError, UserError
 from launch import fill_mask
 from tests.support.error_codes import coded
 from trainer.inference.fill_mask import FillMask
+from trainer.inference.masking_rates import MaskingRates
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: str = "") -> None:
@@ -192,11 +194,98 @@ def test_a_missing_mask_is_reported_before_tokenizer_or_checkpoint_are_loaded(
             run(monkeypatch, "--model", str(model), "the cat")
 
 
-@pytest.mark.parametrize("arguments", [("--top-k", "0", "x"), ("--seed", "1", "x"), ("--nonsense",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--top-k", "0", "x"),
+        ("--seed", "1", "x"),
+        ("--nonsense",),
+        ("--steps", "2", "x"),
+        ("--temperature", "0", "x"),
+        ("--any-rate", "x"),
+        ("--generate", "0", "x"),
+        ("--generate", "2", "--temperature", "-1", "x"),
+        ("--generate", "2", "--temperature", "nan", "x"),
+        ("--generate", "2", "--mask-random", "x"),
+        ("--generate", "2", "--top-k", "3", "x"),
+    ],
+)
 def test_wrong_options_end_with_status_two(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, "--model", "m", *arguments)
     assert stopped.value.code == 2
+
+
+def test_a_text_is_continued_and_printed_with_the_seed(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--model", str(tiny_hugging_face), "--generate", "4", "--any-rate")
+    run(monkeypatch, *options, "the  cat")
+    generated, filled, last = capsys.readouterr().out.splitlines()
+    seed = re.fullmatch(r"\(--seed (\d+)\)", last)
+    assert seed is not None and filled == f"MODEL: the  cat {generated.removeprefix('generated 1: ')}"
+    run(monkeypatch, *options, "--seed", seed[1], "the  cat")
+    assert capsys.readouterr().out.splitlines() == [generated, filled, last]
+    run(monkeypatch, *options, "--temperature", "0", "the [MASK] sat [MASK]")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["generated 1", "generated 2", "MODEL"]
+
+
+def test_each_text_is_generated_as_if_it_were_alone_and_a_long_one_is_left_out(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--model", str(tiny_hugging_face), "--generate", "3", "--any-rate", "--seed", "2", "--json")
+    options += ("--top-k", "2", "--steps", "5", "--temperature", "0.7")
+    run(monkeypatch, *options, stdin=f"the cat\n{LONG}\na [MASK] [MASK]\n")
+    out, err = capsys.readouterr()
+    first, second = map(json.loads, out.splitlines())
+    assert (first["text"], second["text"]) == ("the cat", "a [MASK] [MASK]")
+    assert (first["steps"], second["steps"], first["seed"], first["temperature"]) == (3, 5, 2, 0.7)
+    assert "warning: line 1: the text 'the cat' has 3 tokens to generate" in err and "skipped line 2: " in err
+    assert [len(each) for each in second["masks"]] == [2] * 6 and len(second["tokens"]) == 6
+    run(monkeypatch, *options, "a [MASK] [MASK]")
+    assert json.loads(capsys.readouterr().out) == second
+    with pytest.raises(UsageError, check=coded("text-too-long")):
+        run(monkeypatch, *options, LONG)
+
+
+@pytest.mark.parametrize("loads", ["load", "__init__"])
+def test_a_model_of_one_rate_or_of_unknown_ones_is_refused_before_it_is_loaded(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, loads: str
+) -> None:
+    monkeypatch.setattr(FillMask, loads, lambda *_: pytest.fail("the model was loaded"))
+    golden = Path(__file__).resolve().parents[1] / "golden" / "v2"
+    for model, code in (
+        (tiny_hugging_face, "unknown-masking-rates"),
+        (golden / "export", "one-masking-rate"),
+        (golden / "run", "one-masking-rate"),
+    ):
+        with pytest.raises(UsageError, check=coded(code)):
+            run(monkeypatch, "--model", str(model), "--generate", "4", "the cat")
+
+
+def test_a_text_with_more_masks_than_the_training_had_is_noted(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainer.inference.masking_rates.check_rates", lambda origin: MaskingRates(0.1, 0.5))
+    options = ("--model", str(tiny_hugging_face), "--generate", "2", "--seed", "1")
+    run(monkeypatch, *options, "the cat sat")
+    assert capsys.readouterr().err == ""
+    run(monkeypatch, *options, "the cat sat", "the")
+    assert "up to 67% of a text's tokens were masked at first, and the model was trained" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_the_command_generates_from_outside(tmp_path: Path) -> None:
+    golden = Path(__file__).resolve().parents[1] / "golden" / "v2" / "run"
+    command = [sys.executable, "-m", "launch", "fill-mask", "--model", str(golden), "--generate", "3", "The river"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "[one-masking-rate]" in refused.stderr and not refused.stdout
+    forced = [*command, "--any-rate", "--seed", "4", "--json"]
+    outputs = [subprocess.run(forced, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert outputs[0].stdout == outputs[1].stdout and not outputs[0].stderr
+    values = json.loads(outputs[0].stdout)
+    assert values["parts"][0].strip() == values["text"] == "The river" and len(values["tokens"]) == 3
 
 
 def test_a_missing_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,11 +217,21 @@ class FillMask:
         return generate(self, text, sampling)
 
     def read(self, text: str) -> tuple[str, list[int], list[int], list[int]]:
-        """Return the text with the mask as the tokenizer has it, and its ids: special, those of the text, special."""
+        """Return the text with the mask as the tokenizer has it, and its ids: special, those of the text, special.
+
+        Raises:
+            UsageError: the tokenizer reads a mask as text, as some do within a word.
+        """
         (text,) = checked_texts([text])
         text = text if self.mask_token == MASK_TOKEN else text.replace(MASK_TOKEN, self.mask_token)
         with quiet_transformers():  # it warns of every text that is longer than the model takes
             (body, _), (full, _) = self._encode(text, add_special_tokens=False), self._encode(text)
+        if (there := text.count(self.mask_token)) != (read := len(self.masks_of(body))):
+            raise UsageError(
+                f"the tokenizer reads {read} of the {there} {self.mask_token} in the text {shorten(text)!r} as a mask",
+                fix=f"write a space before and after {self.mask_token}",
+                code="mask-read-as-text",
+            )
         before = next(start for start in range(len(full) + 1) if full[start : start + len(body)] == body)
         return text, full[:before], body, full[before + len(body) :]
 

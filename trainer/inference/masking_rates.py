@@ -70,10 +70,10 @@ def trained_rates(origin: Path) -> MaskingRates | str:
         )
     else:
         return f"it has no {CONFIG_FILE}, which an export has"
-    return _rates_of(validate_settings(RunConfig, without_registry(values), str(source)), step)
+    return rates_until(validate_settings(RunConfig, without_registry(values), str(source)), step)
 
 
-def _rates_of(config: RunConfig, step: int | None) -> MaskingRates | str:
+def rates_until(config: RunConfig, step: int | None) -> MaskingRates | str:
     rates: list[float] = []
     for stage in config.stages:
         if (step is not None and step <= stage.first_step) or not stage.taken_steps:
