@@ -26,7 +26,7 @@ Functions (from trainer import NAME; help(NAME) has the arguments):
   open_loader(config)                          the global batches of a run, without a model
   export(checkpoint, output)                   write a checkpoint as a Hugging Face directory
   register(model, name)                        register a model in MLflow
-  FillMask(model)(text)                        the likeliest tokens of each mask
+  FillMask(model)(text)                        the likeliest tokens of each mask; .generate(text, N) writes new ones
   Embedder(model)(texts)                       vectors of texts
   finetune(model, train)                       fine-tune an encoder on a labeled table
 
