@@ -121,6 +121,7 @@ def _check_task(config: RunConfig) -> None:
         "model.output_bias=frequencies": config.model.output_bias == "frequencies" and not {*names} & {*OF_TOKENS},
         "evaluation.minimal_pairs": config.evaluation.minimal_pairs is not None,
         "evaluation.suite": config.evaluation.suite is not None,
+        "evaluation.masking_rates": config.evaluation.masking_rates is True,
         "registry.name": config.registry.name is not None,
     }
     for setting in needs_masked_lm if MASKED_LM not in names else ():

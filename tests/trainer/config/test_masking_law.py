@@ -212,6 +212,15 @@ def test_contradictions_are_refused(data: dict[str, Any], code: str) -> None:
     assert caught.value.fix
 
 
+def test_a_bound_needs_the_loss_that_it_weights() -> None:
+    bound = [f"data.{name}={value}" for name, value in {**HIDDEN, "masking_law": ALL, "mlm_probability": 0.5}.items()]
+    own = ("objectives=[{name: 'some.module:Objective'}]", "model.output_bias=zeros", "data.final_mlm_probability=null")
+    with pytest.raises(UsageError, check=coded("setting-without-effect"), match="data.loss_weight=elbo"):
+        preset_config(*own, *bound, preset="small_cpu")
+    with pytest.raises(UsageError, check=coded("setting-needs-masked-lm")):
+        preset_config("objectives=[{name: causal}]", "evaluation.masking_rates=true", preset="small_cpu")
+
+
 def test_all_rates_are_legal_where_the_loss_is_a_bound() -> None:
     for law, mean in (
         (ALL, 0.5),
