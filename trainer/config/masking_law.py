@@ -355,9 +355,9 @@ def num_predicted(rates: np.ndarray, num_tokens: np.ndarray | int) -> np.ndarray
 def capacity(law: Law, num_rows: int, sequence_length: int) -> int:
     """Return the largest number of predictions in so many consecutive rows of one epoch, under a law that draws rates.
 
-    Rows of padding, and rows whose tokens are not all text, predict fewer. For one row and for independent draws it is
-    the largest number of a row times the rows. Stratified, with 32 rows or more and the lower end at 0 or above it, it
-    is less than 1.1 times the mean rate.
+    A row has [CLS] and [SEP] at least, so that L - 2 of its tokens are text; one with more special tokens or padding
+    predicts no more. Independent draws have room for the largest number of a row in all rows. Stratified, with 32 rows
+    or more, the room is less than 1.1 times the mean rate for every law whose ends follow from its mean.
 
     Proof: a run of R samples that begins at i0 has the draws s + j g modulo 1, j = 0 to R - 1, for s = shift + i0 g, so
     its number of predictions is a function of s alone. Each of its R terms is monotone in s, all in one direction,
@@ -365,23 +365,22 @@ def capacity(law: Law, num_rows: int, sequence_length: int) -> int:
     its maximum is at the last s before one of them, or at one of them. All these are tried, in the integers of the
     draws. More than 1,024 rows are runs of 1,024 and a rest.
     """
+    num_tokens = max(sequence_length - 2, 0)
     if not law.is_stratified:
-        return num_rows * _largest(law, 1, sequence_length)
+        return num_rows * _largest(law, 1, num_tokens)
     windows, rest = divmod(num_rows, _WINDOW)
-    return windows * (_largest(law, _WINDOW, sequence_length) if windows else 0) + (
-        _largest(law, rest, sequence_length) if rest else 0
-    )
+    return (windows and windows * _largest(law, _WINDOW, num_tokens)) + _largest(law, rest, num_tokens)
 
 
 @lru_cache(256)
-def _largest(law: Law, num_rows: int, sequence_length: int) -> int:
+def _largest(law: Law, num_rows: int, num_tokens: int) -> int:
     passes = stratified_draws(np.uint64(0), -np.arange(num_rows))  # where draw j is 0
     rows = np.arange(num_rows)
     largest = 0
     with np.errstate(over="ignore"):
         for shift in (*passes, *(passes - np.uint64(1))):
             draws = (stratified_draws(shift, rows) >> np.uint64(11)) * 2.0**-53
-            largest = max(largest, int(num_predicted(law.quantile(draws), sequence_length).sum()))
+            largest = max(largest, int(num_predicted(law.quantile(draws), num_tokens).sum()))
     return largest
 
 

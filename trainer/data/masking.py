@@ -77,7 +77,7 @@ class Masking:
         return math.ceil(self.max_mlm_probability * sequence_length)
 
     def capacity(self, num_rows: int, sequence_length: int) -> int:
-        """Return the largest number of predicted tokens in so many consecutive rows."""
+        """Return the room for predictions in so many consecutive rows."""
         if self.law is not None and self.custom is None:
             return capacity(self.law, num_rows, sequence_length)
         return num_rows * self.max_masked(sequence_length)
@@ -113,7 +113,8 @@ def mask_rows(
         input_ids: (R, L) int64; special tokens are never chosen.
         keys: (R,) uint64, of (seed, epoch, sample).
         rates: share of the tokens to predict, (R,) or one for all rows, at most `masking.max_mlm_probability`, the
-            default. Rows of a law that draws rates are consecutive samples, with the rates of their draws.
+            default. Rows of a law that draws rates are consecutive samples, with the rates of their draws and with
+            [CLS] and [SEP].
     """
     num_rows, sequence_length = input_ids.shape
     rates = np.broadcast_to(masking.max_mlm_probability if rates is None else rates, num_rows)

@@ -87,17 +87,17 @@ def test_samples_that_a_mixture_takes_follow_the_law_too() -> None:
 @pytest.mark.parametrize("length", [64, 128, 512])
 @pytest.mark.parametrize("law", DRAWN, ids=lambda law: law.describe())
 def test_no_run_of_rows_has_more_predictions_than_there_is_room_for(law: Law, length: int) -> None:
-    starts = np.random.default_rng(0).integers(0, 2**62, 4000).astype(np.uint64)
+    starts = np.random.default_rng(0).integers(0, 2**62, 2000).astype(np.uint64)
     for num_rows in (1, 2, 3, 7, 31, 32, 33, 38, 47, 64, 100):
         room = capacity(law, num_rows, length)
         draws = stratified_draws(np.uint64(0), starts[:, None] + np.arange(num_rows, dtype=np.uint64))
-        most = num_predicted(law.quantile(uniform(draws)), length).sum(1).max()
+        most = num_predicted(law.quantile(uniform(draws)), length - 2).sum(1).max()
         assert 0.98 * room - 2 <= most <= room, "the largest number that occurs"
         if num_rows >= 32:
             assert room <= 1.1 * law.mean * num_rows * length
     assert capacity(law, 1, length) <= math.ceil(law.support[1] * length)
     large = capacity(law, 2500, length)
-    assert law.mean * 2500 * length < large < 1.02 * law.mean * 2500 * length
+    assert law.mean * 2500 * (length - 2) < large < 1.02 * law.mean * 2500 * length
 
 
 def test_the_room_is_the_largest_number_under_any_shift() -> None:
@@ -106,12 +106,18 @@ def test_the_room_is_the_largest_number_under_any_shift() -> None:
         shifts = (np.arange(2**16, dtype=np.uint64) << np.uint64(48))[:, None]
         for num_rows in (1, 5, 32):
             draws = uniform(stratified_draws(np.uint64(0), np.arange(num_rows)) + shifts)
-            most = num_predicted(law.quantile(draws), 30).sum(1).max()
+            most = num_predicted(law.quantile(draws), 28).sum(1).max()
             assert most <= capacity(law, num_rows, 30) <= most + 1
 
 
+def test_every_law_of_a_mean_has_room_for_at_most_a_tenth_more_than_the_mean() -> None:
+    for name, mean, length in itertools.product(("uniform", "cosine", "bimodal"), (0.1, 0.15, 0.3), (64, 128)):
+        law = LAWS[name](*LAWS[name].ends_of(mean))
+        assert max(capacity(law, rows, length) / (rows * length * mean) for rows in (32, 33, 35, 38, 40, 47, 64)) < 1.1
+
+
 def test_independent_draws_have_room_for_the_worst_case() -> None:
-    assert capacity(Uniform(0.0, 0.5, is_stratified=False), 40, 128) == 40 * 64
+    assert capacity(Uniform(0.0, 0.5, is_stratified=False), 40, 130) == 40 * 64
 
 
 @pytest.mark.parametrize("law", [Uniform(0, 1), Cosine(0, 1), Cosine(1, 0)], ids=lambda law: law.describe())
