@@ -104,8 +104,9 @@ def recipes() -> Iterator[str]:
 
 def _masks(stage: Stage) -> str:
     """The masking rate at the start and the end of a stage."""
-    data = stage.data
-    return " to ".join(dict.fromkeys(f"{rate:.0%}" for rate in (data.mlm_probability, data.evaluated_mlm_probability)))
+    law = stage.data.law
+    rates = dict.fromkeys(f"{rate:.0%}" for rate in (law.first, law.last))
+    return law.describe() if law.is_drawn else " to ".join(rates)
 
 
 def training_settings() -> Iterator[str]:

@@ -48,6 +48,12 @@ VALID_TOKENS = 37 * LENGTH
 """Of one evaluation: rows that neither ranks nor micro-batches divide."""
 WARMUP = {"initial_tokens": 4 * LENGTH, "steps": 3}
 """Global batches of 4, 8, 12 and then 13 rows."""
+BOUND = {
+    "masking_law": {"name": "uniform", "from": 0.0, "to": 1.0},
+    "loss_weight": "elbo",
+    **{"mask_share": 1.0, "random_share": 0.0},
+}
+"""Masking rates from 0 to 1, and losses that are divided by the number of all tokens."""
 CPU = torch.device("cpu")
 
 
@@ -71,6 +77,7 @@ def make_config(shards: str, job: dict[str, Any]) -> RunConfig:
                 "sequence_length": LENGTH,
                 "sentence_pairs": "next_sentence",
                 "num_workers": 0,
+                **(BOUND if job.get("bound") else {}),
             },
             "training": {
                 "max_steps": STEPS,
@@ -188,7 +195,7 @@ def train_plainly(shards: str, job: dict[str, Any]) -> dict[str, Any]:
     }
     model.train()
     for step, batch in enumerate(itertools.islice(make_loader(config, TrainState(), alone), STEPS)):
-        masked = sum(micro.num_masked for micro in batch.micro_batches)
+        masked = sum(int(micro.row_tokens.sum()) or micro.num_masked for micro in batch.micro_batches)
         pairs = sum(micro.num_pairs for micro in batch.micro_batches)
         total = 0.0
         optimizer.zero_grad()

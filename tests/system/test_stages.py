@@ -29,12 +29,13 @@ BASES = {"global_rope_theta": 2000.0, "local_rope_theta": 500.0}
 def overrides(shards: Path) -> tuple[str, ...]:
     mixture = {"shards": [{"url": str(shards), "weight": 1}, {"url": f"{shards}-copy", "weight": 3}]}
     short: dict[str, Any] = {"sequence_length": 32, "data": mixture, **BASES}
+    law = {"masking_law": {"name": "uniform", "from": 0.1, "to": 0.5}}
     decay = {"name": "one_minus_sqrt", "final_ratio": 0.1}
     stages: list[dict[str, Any]] = [
         {"name": "stable", "steps": 3},
         {"name": "extension", "steps": 2, "mlm_probability": 0.3, "final_mlm_probability": 0.1, **short}
         | {"gradient_clipping": 0.05, "evaluation": {"every_steps": 2}},
-        {"name": "decay", "steps": 3, "learning_rate": 1e-3, "schedule": decay, "mask_unit": "word", **short},
+        {"name": "decay", "steps": 3, "learning_rate": 1e-3, "schedule": decay, "mask_unit": "word", **short, **law},
     ]
     return (
         "model.family=modernbert",

@@ -47,7 +47,7 @@ def stage_warning(checkpoints: Sequence[SavedState]) -> str | None:
         stage = RunConfig.model_validate(without_registry(saved.config)).stage_of(saved.state.step)
         steps.setdefault(stage.label, []).append(saved.state.step)
         bases = [getattr(stage.model, name) for name in ROPE_BASES]
-        masking = (stage.data.mask_unit, stage.data.masking, stage.data.mlm_probability)
+        masking = (stage.data.mask_unit, stage.data.masking, stage.data.law, stage.data.loss_weight)
         kinds.add((stage.sequence_length, *bases, *masking, *(each.name for each in stage.objectives)))
     if len(kinds) < 2 or len(steps) < 2:
         return None

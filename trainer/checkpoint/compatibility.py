@@ -16,6 +16,7 @@ from data_prep.base.validation import first_problem
 from trainer.checkpoint.format import DataIdentity, SavedState
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.custom_code import OBJECTIVE, OPTIMIZER, is_custom, is_version_of_code, versions_of
+from trainer.config.data_settings import DataSettings
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
 from trainer.config.objective_settings import (
     MASKED_LM,
@@ -26,7 +27,7 @@ from trainer.config.objective_settings import (
     objectives_of,
 )
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
-from trainer.config.stages import ROPE_BASES, Stage
+from trainer.config.stages import OF_MASKING, ROPE_BASES, Stage
 
 VERSION = "version of "
 NUMERICS = "numerics: "
@@ -52,6 +53,8 @@ _HARMLESS = (
     "training.max_steps",  # a run may be lengthened or cut short; its schedule stretches to the new end from here on
 )
 
+_OF_STAGE_DATA = (*OF_MASKING, "final_mlm_probability", "sampling_alpha")
+"""Settings of `data` that a stage has of its own."""
 _SHAPES = (
     *("family", "vocab_size", "pad_vocab_size_to_multiple_of", "hidden_size", "num_hidden_layers", "intermediate_size"),
     *("type_vocab_size", "position_embedding", "norm", "norm_position", "embedding_norm", "hidden_act", "bias"),
@@ -205,7 +208,7 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
     """Return settings by dotted name, with batch sizes and lengths by stage, and without paths of data."""
     by_stage = {"stages", "micro_batch_tokens", "global_batch_tokens", "batch_warmup", "duration"}
     left_out: Any = {"deepspeed": True, "registry": True, "objectives": True, "training": by_stage}
-    dumped = config.model_dump(mode="json", exclude=left_out)
+    dumped = config.model_dump(mode="json", exclude=left_out) | {"data": _masking_in_short(config.data)}
     values = {name: value for name, value in flatten(dumped) if value != {}}
     for name in ("data.sequence_length", "data.shards"):
         values.pop(name)
@@ -223,6 +226,11 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
     return values
 
 
+def _masking_in_short(data: DataSettings) -> dict[str, Any]:
+    """Return settings of `data` in which a masking rate that depends on the step alone has one spelling."""
+    return data.in_short_form.model_dump(mode="json")
+
+
 def _stage_values(config: RunConfig, stage: Stage) -> dict[str, Any]:
     """Return lengths and batch sizes of a stage, and its settings that differ from those of the run."""
     values: dict[str, Any] = {field.name: getattr(stage, field.name) for field in dataclasses.fields(StageShape)}
@@ -234,8 +242,8 @@ def _stage_values(config: RunConfig, stage: Stage) -> dict[str, Any]:
         "schedule": (stage.schedule.model_dump() if stage.has_own_schedule else None, None),
         **{f"model.{name}": (getattr(stage.model, name), getattr(config.model, name)) for name in ROPE_BASES},
         **{
-            f"data.{name}": (getattr(stage.data, name), getattr(config.data, name))
-            for name in ("mlm_probability", "final_mlm_probability", "mask_unit", "masking", "sampling_alpha")
+            f"data.{name}": tuple(_masking_in_short(data)[name] for data in (stage.data, config.data))
+            for name in _OF_STAGE_DATA
         },
         "objectives": (_objectives(stage.objectives), _objectives(config.run_objectives)),
         "data sets": (stage.data_sets, tuple(range(len(config.data.components)))),

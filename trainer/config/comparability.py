@@ -19,6 +19,7 @@ FACTS_PREFIX = "evaluation."
 """Prefix of the tags of facts, after that of the project."""
 _OF_VALID = ("mlm_probability", "mask_unit", "seed", "sequence_length", "rows", "valid_split", "tokenizer")
 _BY_METRIC = (
+    (regex.compile(r"valid/(mlm_loss_at|bound)_\w+"), _OF_VALID[2:]),  # their own rates, single tokens, all [MASK]
     (regex.compile(r"valid/mlm_\w+"), _OF_VALID),
     (regex.compile(r"valid/pair_\w+"), (*_OF_VALID, "sentence_pairs")),
     (regex.compile(r"valid/causal_\w+"), _OF_VALID[2:]),  # nothing is masked

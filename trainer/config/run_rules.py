@@ -121,6 +121,7 @@ def _check_task(config: RunConfig) -> None:
         "model.output_bias=frequencies": config.model.output_bias == "frequencies" and not {*names} & {*OF_TOKENS},
         "evaluation.minimal_pairs": config.evaluation.minimal_pairs is not None,
         "evaluation.suite": config.evaluation.suite is not None,
+        "evaluation.masking_rates": config.evaluation.masking_rates is True,
         "registry.name": config.registry.name is not None,
     }
     for setting in needs_masked_lm if MASKED_LM not in names else ():
@@ -256,6 +257,14 @@ def _check_zero(config: RunConfig) -> None:
 def _check_stage(stage: Stage, prefix: str | None, max_position_embeddings: int) -> None:
     """Check a stage; `prefix` leads to its settings in `training.stages`, None for a run without that list."""
     section = prefix or "training."
+    names = [each.name for each in stage.objectives]
+    if stage.data.loss_weight != "none" and not {*names} & {*OF_TOKENS}:
+        where = prefix or "data."
+        raise SettingError(
+            f"{where}loss_weight={stage.data.loss_weight} has no effect: masked_lm is not among the objectives",
+            fix=f"set {where}loss_weight=none, or add masked_lm to them",
+            code="setting-without-effect",
+        )
     length = f"{prefix}sequence_length" if prefix else "data.sequence_length"
     if stage.sequence_length > max_position_embeddings:
         raise SettingError(

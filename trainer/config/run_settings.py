@@ -95,6 +95,11 @@ class EvaluationSettings(Settings):
     )
     mlm_probability: MaskingRate = Field(0.15, description="masking rate of valid/mlm_* and valid/pair_*")
     mask_unit: MaskUnit = Field("token", description="unit of masking of valid/mlm_* and valid/pair_*")
+    masking_rates: Literal["auto", True, False] = Field(
+        "auto",
+        description="also measure valid/mlm_loss_at_15, _30, _50 and _80 (percent of the tokens hidden, all by [MASK]) "
+        "and valid/bound_bits_per_byte; auto: if a stage of the run draws its masking rates",
+    )
     seed: NonNegativeInt = Field(0, description="seed of the order of rows and of masks in every evaluation")
     sequence_length: PositiveInt | None = Field(
         None,

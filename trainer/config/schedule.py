@@ -74,13 +74,8 @@ def rate_jump_warning(
 
 
 def masking_rate(step: int, max_steps: int, data: DataSettings) -> float:
-    """Return the masking rate of the step after `step` completed ones (0 <= step < max_steps).
-
-    The rate is linear from `data.mlm_probability` in the first step to `data.final_mlm_probability` in the last (Yang
-    et al. 2023, "Learning Better Masking for Better Language Model Pre-training", find a decreasing rate best).
-    """
-    progress = step / max(1, max_steps - 1)
-    return data.mlm_probability + (data.evaluated_mlm_probability - data.mlm_probability) * progress
+    """Return the mean masking rate of the step after `step` completed ones (0 <= step < max_steps)."""
+    return data.law.rate_of_step(step / max(1, max_steps - 1))
 
 
 def global_batch_tokens(step: int, stage: StageShape) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,8 +15,16 @@ from data_prep.base.settings import SettingError
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings, WeightedShards
 from trainer.config.duration import Duration
+from trainer.config.masking_law import MaskingLaw
 from trainer.config.model_settings import ModelSettings
-from trainer.config.objective_settings import OF_TOKENS, Objectives, check_objectives, is_causal, sentence_pairs_of
+from trainer.config.objective_settings import (
+    MASKED_LM,
+    OF_TOKENS,
+    Objectives,
+    check_objectives,
+    is_causal,
+    sentence_pairs_of,
+)
 from trainer.config.run_settings import EvaluationSettings
 from trainer.config.schedule import (
     learning_rate,
@@ -31,6 +40,8 @@ if TYPE_CHECKING:
     from trainer.config.run_config import RunConfig
 
 T = TypeVar("T")
+OF_MASKING = ("mlm_probability", "masking_law", "loss_weight", "mask_unit", "masking")
+"""Settings of `data` that a stage has beside it, final_mlm_probability excepted."""
 ROPE_BASES = ("global_rope_theta", "local_rope_theta")
 
 
@@ -72,6 +83,8 @@ class Stage(StageShape):
     """Data sets of the stage: indices into `RunConfig.data_sets`, in the order of `data.components`."""
     evaluation_data: DataSettings
     """Data of valid/own_mlm_loss, with the masking of the last stage that has one, so that all values compare."""
+    measures_rates: bool
+    """Whether evaluations measure the loss at several masking rates and the bound; the same in all stages."""
     evaluation: EvaluationSettings
     model: ModelSettings
     """The model with the RoPE bases of this stage."""
@@ -93,7 +106,14 @@ class Stage(StageShape):
     @property
     def room_for_labels(self) -> float:
         """Share of the positions of a row that have room for a label, whether or not the stage trains on labels."""
-        return 1.0 if self.is_causal else self.data.max_mlm_probability
+        if self.is_causal or not self.data.has_capacity_of_law:
+            return 1.0 if self.is_causal else self.data.max_mlm_probability
+        return self.room_in(self.micro_batch_tokens) / self.micro_batch_tokens
+
+    def room_in(self, micro_batch_tokens: int) -> int:
+        """Return how many labels a micro-batch of that many positions has room for."""
+        rows = micro_batch_tokens // self.sequence_length
+        return rows * self.sequence_length if self.is_causal else self.data.room_for_labels(rows, self.sequence_length)
 
     @property
     def label(self) -> str:
@@ -175,18 +195,19 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
         objectives = _objectives(config, item)
         if item.objectives is not None:
             check_objectives(item.objectives, f"{stage_name}.objectives")
-        of_masking = ("mlm_probability", "mask_unit", "masking")
-        masks: dict[str, Any] = {name: getattr(item, name) for name in of_masking if getattr(item, name)}
+        masks: dict[str, Any] = {name: getattr(item, name) for name in OF_MASKING if getattr(item, name)}
         if masks and shape.is_causal:
-            name, value = next(iter(masks.items()))
+            name, value = next((name, getattr(value, "name", value)) for name, value in masks.items())
             raise SettingError(
                 f"{stage_name}: {name}={value} has no effect: the stage trains causal, whose rows are not masked",
                 fix=f"remove {name} from the stage",
                 code="setting-without-effect",
             )
         masks["sentence_pairs"] = sentence_pairs_of(objectives)
-        if item.mlm_probability is not None:
-            masks["final_mlm_probability"] = item.final_mlm_probability
+        if item.has_own_rate:
+            masks |= {name: getattr(item, name) for name in ("masking_law", "final_mlm_probability")}
+        if item.mlm_probability is None and item.masking_law is not None:
+            masks["mlm_probability"] = _mean_of(item.masking_law, config.data, stage_name)
         stages.append(
             Stage(
                 **{field.name: getattr(shape, field.name) for field in fields(StageShape)},
@@ -201,6 +222,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
                 objectives_of_run=config.all_objectives,
                 data_sets=(),
                 evaluation_data=config.data,
+                measures_rates=False,
                 evaluation=_evaluation(config.evaluation, item, stage_name),
                 model=_model(config.model, item, stage_name),
                 peak_learning_rate=item.learning_rate or config.optimizer.learning_rate,
@@ -208,7 +230,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
                 schedule=run_schedule if item.schedule is None else with_schedule_steps(item.schedule, [shape]),
                 has_own_schedule=item.schedule is not None,
                 rate_clock=run_clock if item.schedule is None else own_clock,
-                masking_clock=run_clock if item.mlm_probability is None else own_clock,
+                masking_clock=own_clock if item.has_own_rate else run_clock,
                 gradient_clipping=config.training.gradient_clipping
                 if item.gradient_clipping is None
                 else item.gradient_clipping,
@@ -217,7 +239,26 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
         first_step += shape.steps
     members = iter(_data_sets([stage.data.components for stage in stages])[0])
     last = next((stage.data for stage in reversed(stages) if not stage.is_causal), stages[-1].data)
-    return tuple(replace(stage, data_sets=next(members), evaluation_data=last) for stage in stages)
+    rates, has_head = config.evaluation.masking_rates, any(each.name == MASKED_LM for each in config.all_objectives)
+    draws = any(stage.data.law.is_drawn and not stage.is_causal for stage in stages)
+    measures_rates = has_head and (draws if rates == "auto" else rates)
+    return tuple(
+        replace(stage, data_sets=next(members), evaluation_data=last, measures_rates=measures_rates) for stage in stages
+    )
+
+
+def rates_of(config: RunConfig) -> tuple[float, float] | None:
+    """Return the lowest and the highest masking rate of any row that a run trains on; None if no stage masks tokens.
+
+    A custom masking gets these rates, whatever it makes of them.
+    """
+    laws = [
+        stage.data.law
+        for stage in config.stages
+        if stage.taken_steps and any(each.name == MASKED_LM for each in stage.objectives)
+    ]
+    supports = [law.support for law in laws]
+    return (min(low for low, _ in supports), max(high for _, high in supports)) if supports else None
 
 
 def epochs_of(training: TrainingSettings) -> dict[int, Duration]:
@@ -336,6 +377,20 @@ def _data(data: DataSettings, item: StageSettings, changes: dict[str, Any], stag
         return DataSettings.model_validate({**dict(data), **changes})
 
 
+def _mean_of(law: MaskingLaw, data: DataSettings, stage_name: str) -> float:
+    """Return the mean rate of a stage that sets a law alone: of its ends, else that of the run."""
+    if law.mean is not None:
+        return law.mean
+    if data.final_mlm_probability is not None:
+        raise SettingError(
+            f"{stage_name}: masking_law={law.name} has no mean: data.mlm_probability={data.mlm_probability:g} is the "
+            "rate at the first step alone",
+            fix="set mlm_probability in the stage, or from and to of its masking_law",
+            code="masking-law-without-mean",
+        )
+    return data.mlm_probability
+
+
 def _evaluation(evaluation: EvaluationSettings, item: StageSettings, stage_name: str) -> EvaluationSettings:
     changes = item.evaluation.model_dump(exclude_none=True) if item.evaluation is not None else {}
     with _named(stage_name, "evaluation"):
@@ -349,7 +404,13 @@ def _named(stage_name: str, section: str) -> Iterator[None]:
         yield
     except ValidationError as error:
         setting_error: SettingError = error.errors()[0]["ctx"]["error"]
-        fix = within_item(setting_error.fix, stage_name.partition(" ")[0], section)
+        item = stage_name.partition(" ")[0]
+        # A stage sets a part of `data` itself; mask_share and others are those of the run.
+        fix = re.sub(
+            rf"(?<![\w.])data\.(?=({'|'.join(OF_MASKING)}|final_mlm_probability)\b)", f"{item}.", setting_error.fix
+        )
+        is_of_run = section == "data" and re.search(r"(?<![\w.])data\.(mask_share|random_share)", fix)
+        fix = fix if is_of_run else within_item(fix, item, section)
         raise SettingError(f"{stage_name}: {setting_error}", fix=fix, code=setting_error.code) from None
 
 

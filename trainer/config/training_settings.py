@@ -11,6 +11,7 @@ from data_prep.base.settings import NonNegativeInt, PathText, Probability, Secon
 from trainer.config.custom_code import is_custom
 from trainer.config.data_settings import MaskingRate, MaskUnit, Shards
 from trainer.config.duration import Duration, DurationSettings
+from trainer.config.masking_law import LossWeight, MaskingLaw
 from trainer.config.objective_settings import Objectives
 
 
@@ -143,6 +144,11 @@ class StageSettings(DurationSettings):
     final_mlm_probability: MaskingRate | None = Field(
         None, description="masking rate at the last step of this stage, reached linearly; needs mlm_probability"
     )
+    masking_law: MaskingLaw | None = Field(
+        None,
+        description="as data.masking_law; a stage that sets mlm_probability or masking_law does not inherit it",
+    )
+    loss_weight: LossWeight | None = Field(None, description="as data.loss_weight")
     mask_unit: MaskUnit | None = Field(None, description="as data.mask_unit")
     objectives: Objectives | None = Field(
         None, description="what this stage trains, as objectives; other heads of the run get zero gradients"
@@ -166,6 +172,11 @@ class StageSettings(DurationSettings):
         if name is not None and not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
             raise ValueError("must begin with a letter and contain only letters, digits, - and _; rename the stage")
         return name
+
+    @property
+    def has_own_rate(self) -> bool:
+        """Whether it sets how the masking rate is chosen."""
+        return self.mlm_probability is not None or self.masking_law is not None
 
     @model_validator(mode="after")
     def _check_masking_rate(self) -> StageSettings:

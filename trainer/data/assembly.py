@@ -14,11 +14,12 @@ from data_prep.base.errors import UserError
 from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.data_settings import DataSettings
+from trainer.config.masking_law import bound_weights, stratified_draws
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.custom_masking import CustomMasking
 from trainer.data.masking import MaskedRows, Masking, mask_rows, piece_kinds
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, RowSettings, Segments
-from trainer.data.randomness import Purpose, fold, root_key
+from trainer.data.randomness import Purpose, fold, root_key, uniform
 from trainer.data.sample_range import SampleRange
 from trainer.data.samples import SampleSpace
 from trainer.data.shard_set import Shard, ShardSet
@@ -178,6 +179,8 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
         self._num_rows = num_rows
         self._skip_corrupt_shards = data.on_corrupt_shard == "skip"
         self._mask_key = root_key(samples.seed, samples.usage, Purpose.MASKING)
+        self._rate_key = root_key(samples.seed, samples.usage, Purpose.MASKING_RATE)
+        self._law, self._is_weighted = data.law, data.loss_weight == "elbo"
 
     def __getitem__(self, which: tuple[SampleRange, float]) -> torch.Tensor | UserError:
         """Return the packed batch, or the `UserError` as a value: `DataLoader` wraps a raised one in a traceback."""
@@ -202,12 +205,15 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
         tokens = read_segments(segments, shards)
         check_tokens(tokens, segments, shards, self._masking.vocab_size)
         rows = assemble_rows(segments, tokens, self._num_rows, settings, special_tokens)
+        weights: dict[str, np.ndarray] = {}
         if settings.is_causal:
             masked = next_tokens(rows, special_tokens.pad)
         else:
             keys = fold(fold(self._mask_key, which.epoch), numbers)
             input_ids = rows.input_ids.reshape(self._num_rows, length)
-            masked = self._mask_rows(input_ids, keys, probability=mlm_probability)
+            masked = self._mask_rows(input_ids, keys, rates=self._rates(which.epoch, numbers, mlm_probability))
+            if self._is_weighted:
+                weights = self._weights(input_ids, masked)
         batch = Batch.of_sequences(
             masked.input_ids,
             rows.starts,
@@ -217,11 +223,27 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
             token_type_ids=rows.token_type_ids,
             cls_positions=rows.cls_positions,
             next_sentence_labels=rows.next_sentence_labels,
+            **weights,
             num_unreadable_rows=num_unreadable_rows,
             pad_token_id=special_tokens.pad,
             is_causal=settings.is_causal,
         )
         return batch, segments, shards, rows.token_positions
+
+    def _rates(self, epoch: int, samples: np.ndarray, of_step: float) -> np.ndarray:
+        """Return the masking rates of samples (R,): that of the step, or one drawn for each."""
+        if not self._law.is_drawn:
+            return np.full(len(samples), of_step)
+        key = fold(self._rate_key, epoch)
+        draws = stratified_draws(key, samples) if self._law.is_stratified else fold(key, samples)
+        return self._law.quantile(uniform(draws))
+
+    def _weights(self, input_ids: np.ndarray, masked: MaskedRows) -> dict[str, np.ndarray]:
+        """Return the weight and the number of tokens of each row, as `Batch.of_sequences` takes them."""
+        tokens = self._masking.special_tokens.are_ordinary(input_ids).sum(1)
+        positions = masked.masked_positions[masked.labels != IGNORED]
+        counts = np.bincount(positions // input_ids.shape[1], minlength=len(input_ids))
+        return {"row_weights": bound_weights(self._law, counts, tokens), "row_tokens": tokens}
 
 
 def _masking_of(data: DataSettings, shard_set: ShardSet) -> Masking:
@@ -238,4 +260,5 @@ def _masking_of(data: DataSettings, shard_set: ShardSet) -> Masking:
         shard_set.manifest.tokenizer.special_tokens,
         data.masking,
         None if data.masking is None else pieces,
+        data.law if data.law.is_drawn else None,
     )

@@ -29,9 +29,10 @@ class Batch:
 
     Sequences (part of a document, a sentence pair, or the padding that closes a row) never cross a row, never
     attend to each other, and each counts its positions from 0. The capacity S of `cu_seqlens` follows the number of
-    sequences in the micro-batch (`sequence_capacity`); unused entries repeat T. The other capacities are per row, so
-    nothing overflows: P = R * ceil(mlm_probability * L) predictions (R * L in a causal batch), C pairs (0 without
-    sentence pairs). An unused entry of `masked_positions` or `cls_positions` is 0 and its label -100.
+    sequences in the micro-batch (`sequence_capacity`); unused entries repeat T. The other capacities are bounds, so
+    nothing overflows: P = R * ceil(mlm_probability * L) predictions (R * L in a causal batch; with rates that are drawn
+    what `trainer/config/masking_law.py` proves), C pairs (0 without sentence pairs). An unused entry of
+    `masked_positions` or `cls_positions` is 0 and its label -100.
     """
 
     input_ids: torch.Tensor
@@ -52,6 +53,10 @@ class Batch:
     """(C,) int64: indices into (T,) of the [CLS] of each sentence pair."""
     next_sentence_labels: torch.Tensor = field(default_factory=_nothing)
     """(C,) int64: 0 = B follows A, 1 = B is from another document, -100 where unused."""
+    row_weights: torch.Tensor = field(default_factory=_nothing)
+    """(R,) float64: factor of the losses of each row's predictions (`data.loss_weight`); (0,) where it is 1."""
+    row_tokens: torch.Tensor = field(default_factory=_nothing)
+    """(R,) int64: tokens of text of each row, whose number divides the weighted loss; (0,) without weights."""
     num_unreadable_rows: int = 0
     """Rows that are padding because their shard is damaged (`data.on_corrupt_shard=skip`)."""
     pad_token_id: int = PAD_TOKEN_ID
@@ -75,6 +80,8 @@ class Batch:
         token_type_ids: np.ndarray | None = None,
         cls_positions: np.ndarray | None = None,
         next_sentence_labels: np.ndarray | None = None,
+        row_weights: np.ndarray | None = None,
+        row_tokens: np.ndarray | None = None,
         num_unreadable_rows: int = 0,
         pad_token_id: int = PAD_TOKEN_ID,
         is_causal: bool = False,
@@ -97,6 +104,8 @@ class Batch:
             "labels": labels,
             "cls_positions": cls_positions,
             "next_sentence_labels": next_sentence_labels,
+            "row_weights": row_weights,
+            "row_tokens": row_tokens,
         }
         return cls(
             **{name: torch.from_numpy(array) for name, array in arrays.items() if array is not None},
@@ -127,6 +136,13 @@ class Batch:
         """Number of labeled sentence pairs in this micro-batch."""
         return int((self.next_sentence_labels != IGNORED).sum())
 
+    @property
+    def label_weights(self) -> torch.Tensor | None:
+        """(P,) float32: factor of the loss of each prediction; None where it is 1."""
+        if not len(self.row_weights):
+            return None
+        return self.row_weights[self.masked_positions // self.sequence_length].float()
+
     def without_predictions(self, rows: Sequence[int]) -> Batch:
         """Return the batch with padding in place of the tokens of `rows`, of which nothing is predicted."""
         if not rows:
@@ -137,8 +153,12 @@ class Batch:
             return labels.masked_fill(torch.isin(positions // self.sequence_length, chosen), IGNORED)
 
         positions = torch.arange(len(self.input_ids))
+        kept_tokens = self.row_tokens.clone()
+        if len(kept_tokens):
+            kept_tokens[chosen] = 0
         return replace(
             self,
+            row_tokens=kept_tokens,
             input_ids=self.input_ids.masked_fill(
                 torch.isin(positions // self.sequence_length, chosen), self.pad_token_id
             ),
@@ -151,7 +171,7 @@ class Batch:
         return replace(self, **tensors)
 
     def pack(self) -> torch.Tensor:
-        """Pack the batch into one (N,) int64 tensor, which passes between processes faster than eight tensors."""
+        """Pack the batch into one (N,) int64 tensor, which passes between processes faster than ten tensors."""
         tensors = [getattr(self, name) for name in TENSOR_NAMES]
         header = torch.tensor([*(getattr(self, name) for name in _NUMBERS), *(tensor.numel() for tensor in tensors)])
         return torch.cat([header, *(_as_int64(tensor) for tensor in tensors)])
@@ -167,6 +187,8 @@ class Batch:
         parts = packed[header_size:].split(words)
         tensors = dict(zip(TENSOR_NAMES, parts, strict=True))
         tensors["cu_seqlens"] = tensors["cu_seqlens"].view(torch.int32)[: sizes["cu_seqlens"]]
+        if sizes["row_weights"]:
+            tensors["row_weights"] = tensors["row_weights"].view(torch.float64)
         return cls(**tensors, **numbers | {name: bool(numbers[name]) for name in ("has_segment_b", "is_causal")})
 
 
@@ -178,7 +200,8 @@ def _as_int64(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same bytes as int64; an odd number of int32 is padded with a 0."""
     if tensor.dtype == torch.int64:
         return tensor
-    return torch.nn.functional.pad(tensor, (0, tensor.numel() % 2)).view(torch.int64)
+    odd = tensor.numel() % 2 if tensor.dtype == torch.int32 else 0
+    return torch.nn.functional.pad(tensor, (0, odd)).view(torch.int64)
 
 
 def sequence_capacity(num_sequences: int) -> int:

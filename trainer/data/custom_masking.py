@@ -33,23 +33,24 @@ class CustomMasking:
         self._settings = settings
         self._is_repeatable = False
 
-    def mask_rows(self, input_ids: np.ndarray, keys: np.ndarray, probability: float) -> MaskedRows:
+    def mask_rows(self, input_ids: np.ndarray, keys: np.ndarray, rates: np.ndarray | float) -> MaskedRows:
         """Mask rows as `trainer.data.masking.mask_rows` does.
 
         Raises:
             UserError: the function fails, depends on more than a row and its key, or returns no masked rows.
         """
-        seen, labels = self._call(input_ids, keys, probability)
+        rates = np.broadcast_to(np.asarray(rates, np.float64), len(keys))
+        seen, labels = self._call(input_ids, keys, rates)
         self._check(input_ids, seen, labels)
         if not self._is_repeatable:
-            self._check_repeatable(input_ids, keys, probability, seen, labels)
+            self._check_repeatable(input_ids, keys, rates, seen, labels)
             self._is_repeatable = True
         positions = np.flatnonzero(labels != IGNORED)
         return MaskedRows.of(seen.reshape(-1), positions, labels.reshape(-1)[positions], self._capacity(labels))
 
-    def _call(self, input_ids: np.ndarray, keys: np.ndarray, probability: float) -> tuple[np.ndarray, np.ndarray]:
+    def _call(self, input_ids: np.ndarray, keys: np.ndarray, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what the function makes of the rows, as two (R, L) int64; it cannot change its arguments."""
-        arguments = [input_ids.copy(), keys.copy(), np.full(len(keys), probability)]
+        arguments = [input_ids.copy(), keys.copy(), rates.copy()]
         for argument in arguments:
             argument.flags.writeable = False
         function = MASKING.load(self._name)
@@ -73,11 +74,11 @@ class CustomMasking:
         )
 
     def _check_repeatable(
-        self, input_ids: np.ndarray, keys: np.ndarray, probability: float, seen: np.ndarray, labels: np.ndarray
+        self, input_ids: np.ndarray, keys: np.ndarray, rates: np.ndarray, seen: np.ndarray, labels: np.ndarray
     ) -> None:
         """Mask the first half of the rows once more, in the opposite order."""
         half = slice((len(keys) + 1) // 2)
-        again = self._call(input_ids[half][::-1], keys[half][::-1], probability)
+        again = self._call(input_ids[half][::-1], keys[half][::-1], rates[half][::-1])
         if not all(map(np.array_equal, again, (seen[half][::-1], labels[half][::-1]))):
             raise UserError(
                 f"data.masking={self._name} masked rows otherwise when they were given a second time, in another order "
@@ -112,7 +113,8 @@ class CustomMasking:
         if most > limit:
             raise self._wrong(
                 f"predicts {most} of the {labels.shape[1]} tokens of a row, more than the {limit} for which "
-                f"data.mlm_probability={self._settings.max_mlm_probability:g} makes space",
+                + ("the highest rate of data.masking_law, " if self._settings.law else "data.mlm_probability=")
+                + f"{self._settings.max_mlm_probability:g} makes space",
                 "predict fewer, or raise data.mlm_probability",
             )
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.measurements import Measurement
 from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS
 from trainer.data.assembly import MicroBatches
-from trainer.data.batch import Batch
+from trainer.data.batch import IGNORED, Batch
 from trainer.data.components import shards_of
 from trainer.data.packing import Segments, document_starts
 from trainer.data.randomness import Purpose
@@ -36,7 +38,7 @@ class EvaluationBatch:
     num_words: int = 0
     """Hidden words (`trainer/data/hidden_words.py`)."""
     num_bytes: int = 0
-    """Bytes of the hidden words."""
+    """Bytes of the hidden words; where losses are weighted as a bound, of all tokens of text."""
 
     def to(self, device: torch.device) -> EvaluationBatch:
         return replace(self, batch=self.batch.to(device), origins=self.origins.to(device, non_blocking=True))
@@ -124,7 +126,18 @@ def evaluation_batches(
         batch, segments, read_from, token_positions = batches.build(which, data.evaluated_mlm_probability)
         origins = np.full(len(batch.input_ids), -1)
         origins[token_positions] = np.repeat(sources.of(segments, read_from), segments.lengths)
-        yield EvaluationBatch(batch, torch.from_numpy(origins))
+        num_bytes = 0
+        if data.loss_weight == "elbo":
+            texts = batch.input_ids.clone()
+            texts[batch.masked_positions[batch.labels != IGNORED]] = batch.labels[batch.labels != IGNORED]
+            num_bytes = int(byte_lengths(shard_sets[0].tokenizer_folder)[texts.numpy()].sum(dtype=np.int64))
+        yield EvaluationBatch(batch, torch.from_numpy(origins), num_bytes=num_bytes)
+
+
+@lru_cache(1)
+def byte_lengths(tokenizer_folder: str | Path) -> np.ndarray:
+    """Return the bytes of normalized text that each id stands for, (vocab_size,); 0 for special tokens."""
+    return Tokenizer.load(tokenizer_folder).byte_lengths
 
 
 class _Sources:

@@ -2,9 +2,10 @@
 
 Devlin et al. 2018, section 3.1: of the tokens to predict, 80% become [MASK], 10% a random token, 10% stay. The units
 are single tokens, whole words, or spans (Joshi et al. 2019, "SpanBERT"). A row predicts k = floor(p n + u) of its n
-tokens, u in [0, 1) from the row's key, so the expectation is exactly p and k never exceeds the fixed capacity. Masking
-is a pure function of the rows and their keys, for a whole micro-batch at once. A masking of the user's own can replace
-it (`trainer/data/custom_masking.py`).
+tokens, u in [0, 1) from the row's key, so the expectation is exactly p and k never exceeds the fixed capacity. Where p
+is drawn for each row, u is 1/2 (`trainer/config/masking_law.py`). Masking is a pure function of the rows, their keys
+and rates, for a whole micro-batch at once. A masking of the user's own can replace it
+(`trainer/data/custom_masking.py`).
 
 Words follow from token ids alone. A word is the text between two spaces: its first token begins with the metaspace
 (U+2581), the others do not. In scripts without spaces that would be an entire clause, so there every token is a word. A
@@ -27,6 +28,7 @@ import regex
 
 from data_prep.text.cleaning import METASPACE
 from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
+from trainer.config.masking_law import Law, capacity, num_predicted
 from trainer.data.batch import IGNORED
 from trainer.data.randomness import below, fold, high_bits, low_bits, uniform
 
@@ -50,6 +52,7 @@ class Masking:
         special_tokens: never predicted, and no replacement except [MASK].
         custom: name of the user's own function that masks instead, `module:function`.
         pieces: (vocab_size,) the text of each token, for such a function; U+2581 stands for the space before a word.
+        law: that draws a rate for every row; None where all rows of a step have one.
     """
 
     max_mlm_probability: float
@@ -62,6 +65,7 @@ class Masking:
     special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS
     custom: str | None = None
     pieces: tuple[str, ...] | None = None
+    law: Law | None = None
 
     @cached_property
     def ordinary_ids(self) -> np.ndarray:
@@ -72,6 +76,12 @@ class Masking:
         """Return the largest number of predicted tokens in a row."""
         return math.ceil(self.max_mlm_probability * sequence_length)
 
+    def capacity(self, num_rows: int, sequence_length: int) -> int:
+        """Return the room for predictions in so many consecutive rows."""
+        if self.law is not None and self.custom is None:
+            return capacity(self.law, num_rows, sequence_length)
+        return num_rows * self.max_masked(sequence_length)
+
 
 @dataclass(frozen=True)
 class MaskedRows:
@@ -80,9 +90,9 @@ class MaskedRows:
     input_ids: np.ndarray
     """(R * L,) int64."""
     masked_positions: np.ndarray
-    """(R * max_masked,) int64: ascending indices into `input_ids`, then 0 where unused."""
+    """(capacity,) int64: ascending indices into `input_ids`, then 0 where unused."""
     labels: np.ndarray
-    """(R * max_masked,) int64: the original ids, then -100 where unused."""
+    """(capacity,) int64: the original ids, then -100 where unused."""
 
     @classmethod
     def of(cls, input_ids: np.ndarray, positions: np.ndarray, originals: np.ndarray, capacity: int) -> MaskedRows:
@@ -95,19 +105,23 @@ class MaskedRows:
 
 
 def mask_rows(
-    input_ids: np.ndarray, keys: np.ndarray, masking: Masking, probability: float | None = None
+    input_ids: np.ndarray, keys: np.ndarray, masking: Masking, rates: np.ndarray | float | None = None
 ) -> MaskedRows:
     """Mask rows of L positions.
 
     Args:
         input_ids: (R, L) int64; special tokens are never chosen.
         keys: (R,) uint64, of (seed, epoch, sample).
-        probability: share of the tokens to predict, at most `masking.max_mlm_probability`, its default.
+        rates: share of the tokens to predict, (R,) or one for all rows, at most `masking.max_mlm_probability`, the
+            default. Rows of a law that draws rates are consecutive samples, with the rates of their draws and with
+            [CLS] and [SEP].
     """
     num_rows, sequence_length = input_ids.shape
-    probability = masking.max_mlm_probability if probability is None else probability
-    assert probability <= masking.max_mlm_probability, "the capacity is that of the largest share"
-    chosen, unit_starts = _choose(input_ids, keys, masking, probability)
+    rates = np.broadcast_to(masking.max_mlm_probability if rates is None else rates, num_rows)
+    assert not num_rows or rates.max() <= masking.max_mlm_probability + 1e-9, (
+        "the capacity is that of the largest share"
+    )
+    chosen, unit_starts = _choose(input_ids, keys, masking, rates)
     positions = np.flatnonzero(chosen)
     originals = input_ids.reshape(-1)[positions]
     rows, columns = np.divmod(positions, sequence_length)
@@ -121,15 +135,18 @@ def mask_rows(
 
     masked_ids = input_ids.reshape(-1).copy()
     masked_ids[positions] = seen
-    return MaskedRows.of(masked_ids, positions, originals, num_rows * masking.max_masked(sequence_length))
+    return MaskedRows.of(masked_ids, positions, originals, masking.capacity(num_rows, sequence_length))
 
 
 def _choose(
-    input_ids: np.ndarray, keys: np.ndarray, masking: Masking, probability: float
+    input_ids: np.ndarray, keys: np.ndarray, masking: Masking, rates: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Return which positions are predicted, (R, L) bool, and with spans the start of each one's span, (R, L)."""
     maskable = masking.special_tokens.are_ordinary(input_ids)
-    budgets = np.floor(probability * maskable.sum(1) + uniform(fold(keys, _NUM_MASKED))).astype(np.int64)
+    if masking.law is None:
+        budgets = np.floor(rates * maskable.sum(1) + uniform(fold(keys, _NUM_MASKED))).astype(np.int64)
+    else:
+        budgets = num_predicted(rates, maskable.sum(1))
     hashes = fold(keys[:, None], np.arange(input_ids.shape[1]))
     if masking.unit == "token":
         return choose_tokens(maskable, hashes, budgets), None

@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     SENTENCE_PAIRS = 7
     MASKING = 8
     HIDDEN_WORDS = 9
+    MASKING_RATE = 10
 
 
 def root_key(seed: int | np.uint64, *words: int) -> np.uint64:

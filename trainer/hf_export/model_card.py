@@ -210,7 +210,6 @@ def _masking_rate(stage: Stage) -> str:
     if stage.is_causal:
         return "none (causal)"
     data = stage.data
-    first, last = data.mlm_probability, data.evaluated_mlm_probability
-    rate = f"{first:g}" if first == last else f"{first:g} at the first step to {last:g} at the last"
+    rate = data.law.describe() + (", loss weighted as a bound" if data.loss_weight == "elbo" else "")
     units = {"token": "", "word": ", whole words", "span": f", spans of {data.mean_span_words:g} words on average"}
     return rate + (units[data.mask_unit] if data.masking is None else f", masked by {data.masking}")

@@ -72,6 +72,8 @@ def evaluation_line(
         parts.append(f"as it trains {metrics['valid/own_mlm_loss']:.3f}")
     if "valid/word_bits_per_byte" in metrics:
         parts.append(f"words {metrics['valid/word_bits_per_byte']:.3f} bits/byte")
+    if "valid/bound_bits_per_byte" in metrics:
+        parts.append(f"bound {metrics['valid/bound_bits_per_byte']:.3f} bits/byte")
     for name, label in labels.items():
         if name not in OF_TOKENS and f"valid/{name}_accuracy" in metrics:
             parts.append(f"{label} accuracy {metrics[f'valid/{name}_accuracy']:.1%}")

@@ -6,6 +6,8 @@ and computes no logits again. A chunk's logits become its probabilities, and the
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -41,6 +43,7 @@ def chunked_loss(
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     chunk_rows: int | None = None,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the sum of the cross-entropies of `hidden @ weight.T + bias`, () float32, over targets other than -100.
 
@@ -53,9 +56,10 @@ def chunked_loss(
         bias: (V,), or None.
         targets: (P,) int64.
         chunk_rows: `rows_per_chunk` by default.
+        weights: (P,) float32, factors of the losses; None for 1.
     """
     rows = chunk_rows or rows_per_chunk(len(hidden), len(weight))
-    arguments = (hidden, weight, bias, targets, rows, torch.is_grad_enabled())
+    arguments = (hidden, weight, bias, targets, weights, rows, torch.is_grad_enabled())
     loss_sum: torch.Tensor = _ChunkedLoss.apply(*arguments)  # type: ignore[no-untyped-call]  # torch gives it no types
     return loss_sum
 
@@ -68,6 +72,7 @@ class _ChunkedLoss(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
+        weights: torch.Tensor | None,
         chunk_rows: int,
         with_gradients: bool,
     ) -> torch.Tensor:
@@ -76,12 +81,14 @@ class _ChunkedLoss(torch.autograd.Function):
         of_hidden = []
         of_weight = torch.zeros_like(weight, dtype=exact)
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
-        for rows, labels in zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True):
+        of_chunks: Iterable[torch.Tensor | None]
+        of_chunks = itertools.repeat(None) if weights is None else weights.split(chunk_rows)
+        for rows, labels, factors in zip(hidden.split(chunk_rows), targets.split(chunk_rows), of_chunks, strict=False):
             if torch.compiler.is_compiling() and of_bias is not None:
                 # Inductor sums the bias's gradient over all chunks in one kernel, for which all logits' gradients wait
                 # in memory, unless a chunk depends on the sum of those before.
                 rows = rows.masked_fill(of_bias[0].isnan(), torch.nan)
-            losses, of_logits = _differentiate(rows, weight, bias, labels)
+            losses, of_logits = _differentiate(rows, weight, bias, labels, factors)
             loss_sum += losses.sum()
             if with_gradients:
                 of_hidden.append((of_logits @ weight).to(exact))
@@ -104,27 +111,37 @@ class _ChunkedLoss(torch.autograd.Function):
         else:  # in place: a copy of the weight's gradient may be as large as a chunk
             scaled = [None if each is None else each.mul_(factor) for each in ctx.saved_tensors]
         rounded = (None if each is None else each.to(dtype) for each, dtype in zip(scaled, ctx.dtypes, strict=True))
-        return *rounded, None, None, None
+        return *rounded, None, None, None, None
 
 
 def _differentiate(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    factors: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the losses (n, 1) of n rows, and the gradient of their sum by the logits, (n, V)."""
+    """Return the losses (n, 1) of n rows, times their factors (n,), and the gradient of their sum by the logits."""
     logits = F.linear(rows, weight, bias)
     dtype = logits.dtype
     scores = logits.to(torch.promote_types(dtype, torch.float32))
     del logits
     is_counted, columns = (targets != IGNORED)[:, None], targets.clamp_min(0)[:, None]
+    counted = is_counted if factors is None else is_counted * factors[:, None]
     if torch.compiler.is_compiling():  # Inductor fuses this; what is changed in place it would write and read again
         logs = scores.log_softmax(-1)
         is_right = torch.arange(scores.shape[1], device=scores.device) == columns
-        gradient = torch.where(is_counted, logs.exp() - is_right.to(scores.dtype), 0.0).to(dtype)
-        return torch.where(is_counted, -logs.gather(-1, columns), 0.0), gradient
+        gradient = torch.where(is_counted, logs.exp() - is_right.to(scores.dtype), 0.0)
+        losses = torch.where(is_counted, -logs.gather(-1, columns), 0.0)
+        if factors is not None:
+            gradient, losses = gradient * counted, losses * counted
+        return losses, gradient.to(dtype)
     largest, right = scores.amax(-1, keepdim=True), scores.gather(-1, columns)
     totals = scores.sub_(largest).exp_().sum(-1, keepdim=True)
     losses = torch.where(is_counted, totals.log() + largest - right, 0.0)
-    probabilities = scores.mul_(is_counted / totals)
-    of_right = probabilities.gather(-1, columns) - is_counted.to(scores.dtype)
+    if factors is not None:
+        losses = losses * counted
+    probabilities = scores.mul_(counted / totals)
+    of_right = probabilities.gather(-1, columns) - counted.to(scores.dtype)
     gradient = probabilities.to(dtype)
     return losses, gradient.scatter_(-1, columns, of_right.to(dtype))

@@ -35,12 +35,16 @@ class WordEmbeddings(nn.Embedding):
     """
 
     def forward(
-        self, input: torch.Tensor, decoder_bias: torch.Tensor | None = None, labels: torch.Tensor | None = None
+        self,
+        input: torch.Tensor,
+        decoder_bias: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Ids (T,) to embeddings (T, hidden_size); hidden states (P, hidden_size), which are no integers, as
         `Decoder` does."""
         if input.is_floating_point():
-            return decode(input, self.weight, decoder_bias, labels)
+            return decode(input, self.weight, decoder_bias, labels, weights)
         return super().forward(input)
 
 
@@ -51,20 +55,28 @@ class Decoder(nn.Linear):
         super().__init__(config.hidden_size, config.padded_vocab_size, bias=False)  # the head has the bias
 
     def forward(
-        self, input: torch.Tensor, decoder_bias: torch.Tensor | None = None, labels: torch.Tensor | None = None
+        self,
+        input: torch.Tensor,
+        decoder_bias: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states (P, hidden_size) to logits (P, padded_vocab_size); with `labels` (P,) to the sum of their
-        losses, made in chunks."""
-        return decode(input, self.weight, decoder_bias, labels)
+        losses, times `weights` (P,) if given, made in chunks."""
+        return decode(input, self.weight, decoder_bias, labels, weights)
 
 
 def decode(
-    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor | None
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor | None,
+    weights: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return the logits (P, V), or with `labels` (P,) the sum of their losses, made in chunks."""
     if labels is None:
         return F.linear(hidden_states, weight, bias)
-    return chunked_loss(hidden_states, weight, bias, labels)
+    return chunked_loss(hidden_states, weight, bias, labels, weights=weights)
 
 
 class TokenTypeEmbeddings(nn.Embedding):

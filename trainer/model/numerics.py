@@ -24,7 +24,7 @@ from trainer.distributed.gradient_reduction import ranks_per_node
 from trainer.distributed.process_group import Ranks, gather_objects
 from trainer.model.attention import choose_kernel
 from trainer.model.chunked_loss import is_chunked
-from trainer.model.sizes import DTYPES, Precision, num_predictions
+from trainer.model.sizes import DTYPES, Precision
 
 
 def missing_for_compilation(device_type: str) -> str | None:
@@ -141,11 +141,7 @@ def describe_numerics(config: RunConfig, ranks: Ranks) -> dict[str, str]:
     described = {"attention kernel": ", ".join(kernels), "torch build": torch.__version__}
     is_in_chunks = [
         is_chunked(
-            num_predictions(
-                batch_arithmetic(stage, ranks.world_size).micro_batch_tokens,
-                stage.sequence_length,
-                stage.predicted_share,
-            ),
+            stage.room_in(batch_arithmetic(stage, ranks.world_size).micro_batch_tokens),
             model.padded_vocab_size,
             dtype,
         )

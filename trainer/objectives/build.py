@@ -19,7 +19,7 @@ from trainer.objectives.objective import Objective, Scores
 
 _RESERVED = (
     *("own", "word", "minimal", "length", "source", "component", "mlm", "pair", "causal", "learning", "grad"),
-    "unreadable",
+    *("unreadable", "bound"),
 )
 """First words of other metrics of training and evaluation."""
 

@@ -28,14 +28,17 @@ class MaskedLM(Objective):
         """`compile_parts` puts the compiled function here."""
 
     def num_predictions(self, batch: Batch) -> int:
-        """Return the number of predicted tokens."""
-        return batch.num_masked
+        """Return the number of predicted tokens; with weighted losses that of all tokens of text, since the sum of the
+        losses then bounds the negative log-likelihood of all of them."""
+        return int(batch.row_tokens.sum()) if len(batch.row_weights) else batch.num_masked
 
     def forward(self, encoded: EncodedBatch) -> Sums:
-        """Return `loss`, () float32: the sum of the cross-entropies of the predicted tokens, in nats."""
+        """Return `loss`, () float32: the sum of the cross-entropies of the predicted tokens in nats, each times the
+        weight of its row (`data.loss_weight`)."""
         words = encoded.encoder.embeddings.word_embeddings
         hidden_states, batch = encoded.hidden_states, encoded.batch
-        return {"loss": self._loss_sum(hidden_states, batch.masked_positions, batch.labels, words)}
+        weights = batch.label_weights
+        return {"loss": self._loss_sum(hidden_states, batch.masked_positions, batch.labels, words, weights)}
 
     def scores(self, encoded: EncodedBatch) -> Scores:
         """Return for `masked_positions` (P,) the loss, and whether the right token has the largest logit, or one of the
@@ -66,8 +69,10 @@ class MaskedLM(Objective):
         masked_positions: torch.Tensor,
         labels: torch.Tensor,
         words: WordEmbeddings,
+        weights: torch.Tensor | None,
     ) -> torch.Tensor:
-        loss_sum: torch.Tensor = self.mlm_head(hidden_states.index_select(0, masked_positions), words, labels)
+        masked = hidden_states.index_select(0, masked_positions)
+        loss_sum: torch.Tensor = self.mlm_head(masked, words, labels, weights)
         return loss_sum
 
 
@@ -104,21 +109,27 @@ class MaskedLanguageModelHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size)) if config.decoder_bias else None
 
     def forward(
-        self, hidden_states: torch.Tensor, word_embeddings: WordEmbeddings, labels: torch.Tensor | None = None
+        self,
+        hidden_states: torch.Tensor,
+        word_embeddings: WordEmbeddings,
+        labels: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Turn the hidden states (P, hidden_size) of the predicted positions into logits (P, padded_vocab_size).
 
-        With `labels` (P,) the result is the sum of their losses, for which many logits are computed in chunks
-        (`is_chunked`).
+        With `labels` (P,) the result is the sum of their losses, times `weights` (P,) if given, for which many logits
+        are computed in chunks (`is_chunked`).
         """
         if self.has_dense:
             hidden_states = self.norm(self.activation(self.dense(hidden_states)))
         decoder = self.decoder or word_embeddings
         result: torch.Tensor
         if labels is not None and is_chunked(len(labels), self.num_rows, hidden_states.dtype):
-            result = decoder(hidden_states, self.bias, labels)
+            result = decoder(hidden_states, self.bias, labels, weights)
         else:
             result = decoder(hidden_states, self.bias)
             if labels is not None:
-                result = F.cross_entropy(result.float(), labels, ignore_index=IGNORED, reduction="sum")
+                reduction = "sum" if weights is None else "none"
+                result = F.cross_entropy(result.float(), labels, ignore_index=IGNORED, reduction=reduction)
+                result = result if weights is None else (result * weights).sum()
         return result

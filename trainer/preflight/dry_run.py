@@ -116,9 +116,10 @@ def stage_lines(run: PlannedRun) -> list[str]:
 def _stage_row(stage: Stage, seconds: float | None) -> tuple[str, ...]:
     first, last = stage.first_step, stage.first_step + max(stage.taken_steps, 1) - 1
     masks = dict.fromkeys(f"{stage.masking_rate(step):.3g}" for step in (first, last))
+    rates = _drawn_rates(stage) if stage.data.law.is_drawn else " to ".join(masks)
     unit = "" if stage.data.mask_unit == "token" else f", {stage.data.mask_unit}s"
     unit = unit if stage.data.masking is None else f", {stage.data.masking}"
-    masking = "none (causal)" if stage.is_causal else " to ".join(masks) + unit
+    masking = "none (causal)" if stage.is_causal else rates + unit
     schedule = stage.schedule
     warm = stage.rate_clock.first_step + schedule.warmup.steps  # completed steps; the rate only falls from here
     parts = [f"{stage.learning_rate(min(max(first, warm - 1), last)):.3g} at most"]
@@ -132,6 +133,14 @@ def _stage_row(stage: Stage, seconds: float | None) -> tuple[str, ...]:
     steps = f"{stage.taken_steps:,}" + (f" of {stage.steps:,}" if stage.taken_steps < stage.steps else "")
     length = f"{stage.sequence_length:,}"
     return (str(stage.number), stage.name or "-", steps, f"{stage.tokens:,}", length, masking, ", ".join(parts), hours)
+
+
+def _drawn_rates(stage: Stage) -> str:
+    """Return the law of a stage's masking rates, the room for predictions, and their mean number in a step."""
+    data, weighted = stage.data, ", weighted as a bound" if stage.data.loss_weight == "elbo" else ""
+    predictions = data.law.mean * stage.global_batch_tokens
+    room = f"room for {stage.room_for_labels:.1%} of the tokens"
+    return f"{data.law.describe()}{weighted} ({room}, about {predictions:,.0f} predictions per step)"
 
 
 def batch_lines(run: PlannedRun) -> list[str]:

@@ -23,7 +23,15 @@ import torch
 
 from data_prep.dataset.manifest_records import ShardRecord
 from trainer.config.custom_code import MASKING, OBJECTIVE
-from trainer.config.measurements import OWN_MASKED_LM, WORDS, Measurement, measurements_of, objectives_measured
+from trainer.config.measurements import (
+    AT_RATES,
+    BOUND,
+    OWN_MASKED_LM,
+    WORDS,
+    Measurement,
+    measurements_of,
+    objectives_measured,
+)
 from trainer.config.objective_settings import MASKED_LM, OF_TOKENS, SENTENCE_PAIRS
 from trainer.config.run_settings import EvaluationSettings
 from trainer.config.stages import Stage
@@ -65,12 +73,16 @@ class Totals:
         """(num_sources, num_lengths, columns): the values of each measurement, then its number of predictions."""
         self._words = torch.zeros(3, dtype=torch.float64, device=device)
         """Loss, number and bytes of hidden words."""
+        self._at_rates = torch.zeros(len(AT_RATES) + 1, 2, dtype=torch.float64, device=device)
+        """Loss and number of the tokens hidden at each of `AT_RATES`; last the bound, and bytes of text."""
 
     def add(self, batch: EvaluationBatch, scores: Mapping[str, Scores]) -> None:
         """Add a micro-batch; `scores` are those of `objectives_measured(batch.metrics)` by name."""
         for name in sorted(batch.metrics):
             if name == WORDS:
                 self._add_words(batch, scores[MASKED_LM])
+            elif name == BOUND or name in AT_RATES:
+                self._add_at_rates(batch, scores[MASKED_LM], name)
             else:
                 self._add(batch, scores[MASKED_LM if name == OWN_MASKED_LM else name], name)
 
@@ -96,15 +108,27 @@ class Totals:
         loss = torch.where(scores.used, scores.values["loss"].double(), 0.0).sum()
         self._words += torch.stack([loss, loss.new_tensor(batch.num_words), loss.new_tensor(batch.num_bytes)])
 
+    def _add_at_rates(self, batch: EvaluationBatch, scores: Scores, name: str) -> None:
+        losses = torch.where(scores.used, scores.values["loss"].double(), 0.0)
+        if name == BOUND:
+            weights = batch.batch.row_weights[scores.positions // batch.batch.sequence_length]
+            self._at_rates[-1] += torch.stack([(losses * weights).sum(), losses.new_tensor(batch.num_bytes)])
+        else:
+            self._at_rates[[*AT_RATES].index(name)] += torch.stack([losses.sum(), scores.used.sum().double()])
+
     def sum_over(self, ranks: Ranks) -> None:
         """Replace the sums of this rank by those of all ranks; a collective."""
-        total = all_reduce_sum(torch.cat([self._sums.flatten(), self._words]), ranks).cpu()
-        self._sums, self._words = total[:-3].view(self._sums.shape), total[-3:]
+        parts = (self._sums, self._words, self._at_rates)
+        total = all_reduce_sum(torch.cat([part.flatten() for part in parts]), ranks).cpu()
+        found = total.split([part.numel() for part in parts])
+        shaped = [each.view(part.shape) for each, part in zip(found, parts, strict=True)]
+        self._sums, self._words, self._at_rates = shaped
 
     def metrics(self, origins: Origins) -> dict[str, float]:
         """Return the means by name, without those over no prediction."""
         by_source, by_length = self._sums.sum(1), self._sums.sum(0)
         metrics = self._figures("valid", by_source.sum(0)) | _figures_of_words(self._words)
+        metrics |= _figures_at_rates(self._at_rates)
         for name, sums in zip(length_names(self._length_bounds), by_length, strict=True):
             metrics |= self._figures(f"valid/length/{name}", sums)
         if len(origins.names) > 1:
@@ -151,9 +175,12 @@ def evaluate(
     | `valid/METRIC_VALUE`                                                   | with an objective of the user's       |
     | `valid/own_mlm_loss`                                                   | if the run trains other rows or masks |
     | `valid/word_bits_per_byte`, `valid/word_count`, `valid/word_bytes`     | on hidden words                       |
+    | `valid/mlm_loss_at_15`, `_at_30`, `_at_50`, `_at_80`, all [MASK]       | with `evaluation.masking_rates`       |
+    | `valid/bound_bits_per_byte`, per byte of normalized text with spaces   | with `evaluation.masking_rates`       |
 
-    All but those of hidden words are also under `valid/length/A-B/`, and under `valid/source/NAME/` and
-    `valid/component/NAME/` if there are several. `trainer/config/measurements.py` defines the rows of each.
+    All but those of the last three rows are also under `valid/length/A-B/`, and under `valid/source/NAME/` and
+    `valid/component/NAME/` if there are several. `trainer/config/measurements.py` defines the rows of each. The bound
+    is of the text of each row alone, [UNK] excepted, with rates drawn evenly from 0 to 1 by the seed of evaluations.
 
     Dropout is off, and logits are computed for predicted positions alone. Random numbers, which only a user's objective
     draws, follow from the number of the micro-batch in its measurement.
@@ -181,6 +208,16 @@ def _figures_of_words(sums: torch.Tensor) -> dict[str, float]:
         "valid/word_count": words,
         "valid/word_bytes": num_bytes,
     }
+
+
+def _figures_at_rates(sums: torch.Tensor) -> dict[str, float]:
+    *at_rates, (bound, num_bytes) = sums.tolist()
+    figures = {
+        f"valid/mlm_loss_at_{percent}": loss / count
+        for percent, (loss, count) in zip(AT_RATES.values(), at_rates, strict=True)
+        if count
+    }
+    return figures | ({"valid/bound_bits_per_byte": bound / math.log(2) / num_bytes} if num_bytes else {})
 
 
 def length_names(bounds: Sequence[int]) -> list[str]:
@@ -263,7 +300,7 @@ def _measured_shards(shard_sets: Sequence[ShardSet]) -> list[ShardRecord]:
 def _described(measurement: Measurement) -> str:
     data = measurement.data
     values: tuple[str, ...] = (
-        f"rate {data.evaluated_mlm_probability:g}",
+        f"rate {data.law.describe() if data.law.is_drawn else f'{data.evaluated_mlm_probability:g}'}",
         f"unit {data.mask_unit}" + (f" of {data.mean_span_words:g} words" if data.mask_unit == "span" else ""),
         f"masked {data.mask_share:g}",
         f"random {data.random_share:g}",

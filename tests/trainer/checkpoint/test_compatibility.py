@@ -16,10 +16,12 @@ from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
 from trainer.config.custom_code import versions_of
 from trainer.config.duration import Duration
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
+from trainer.config.masking_law import MaskingLaw
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BatchWarmup, StageSettings, TrainingSettings
 
 NUMERICS = {"attention kernel": "by_sequence", "torch build": "2.13.0+cpu"}
+UNIFORM = MaskingLaw(name="uniform")
 IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")
 
 
@@ -132,6 +134,7 @@ def test_harmless_differences_are_listed(section, values, line):
             "stage 0 batch_warmup was None and is {'initial_tokens': 16, 'duration': '9 steps'}",
         ),
         ("data", {"mlm_probability": 0.3}, "data.mlm_probability was 0.15 and is 0.3"),
+        ("data", {"masking_law": UNIFORM}, "data.masking_law.name was None and is 'uniform'"),
         ("optimizer", {"learning_rate": 1.0}, "optimizer.learning_rate was 0.0001 and is 1.0"),
         ("schedule", {"warmup": Duration(5)}, "schedule.warmup was '0 steps' and is '5 steps'"),
     ],
@@ -142,6 +145,22 @@ def test_dangerous_differences_are_refused_unless_allowed(section, values, name)
         check_compatible(saved_with(CONFIG), other, IDENTITY, 2, NUMERICS)
     assert name in str(raised.value) and "--allow-change" in str(raised.value)
     assert name in check_compatible(saved_with(CONFIG), other, IDENTITY, 2, NUMERICS, allow_change=True)
+
+
+def test_the_spelling_of_a_masking_rate_is_no_difference_and_another_law_of_a_stage_is_one() -> None:
+    short = changed(CONFIG, "data", mlm_probability=0.5, final_mlm_probability=0.3)
+    linear = MaskingLaw.model_validate({"name": "linear", "from": 0.5, "to": 0.3})
+    long = changed(CONFIG, "data", mlm_probability=0.4, masking_law=linear)
+    constant = changed(CONFIG, "data", masking_law=MaskingLaw(name="constant"))
+    assert check_compatible(saved_with(short), long, IDENTITY, 2, NUMERICS) == []
+    assert check_compatible(saved_with(CONFIG), constant, IDENTITY, 2, NUMERICS) == []
+    staged = [
+        changed(CONFIG, "training", stages=(StageSettings.model_validate({"steps": 100, "masking_law": law}),))
+        for law in ({"name": "uniform"}, {"name": "uniform", "stratified": False})
+    ]
+    different = "stage 0 data.masking_law was .*'stratified': True"
+    with pytest.raises(UsageError, match=different, check=coded("incompatible-change")):
+        check_compatible(saved_with(staged[0]), staged[1], IDENTITY, 2, NUMERICS)
 
 
 @pytest.mark.parametrize("values", [{"hidden_size": 96}, {"max_position_embeddings": 1024}, {"vocab_size": 4096}])

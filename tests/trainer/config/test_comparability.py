@@ -18,6 +18,8 @@ VALID = {
         *(("valid/mlm_accuracy_top5", name) for name in ("valid_split", "tokenizer")),
         *(("valid/pair_accuracy", name) for name in ("mlm_probability", "sentence_pairs", "tokenizer")),
         ("valid/own_mlm_loss", "own"),
+        ("valid/mlm_loss_at_30", "seed"),
+        ("valid/bound_bits_per_byte", "rows"),
         ("valid/causal_loss", "rows"),
         ("valid/word_bits_per_byte", "words"),
         ("valid/minimal_pairs_accuracy", "minimal_pairs"),
@@ -40,6 +42,8 @@ def test_a_score_compares_where_what_it_depends_on_is_equal(metric: str, fact: s
     [
         ("valid/mlm_loss", "own"),
         ("valid/mlm_loss", "sentence_pairs"),
+        ("valid/mlm_loss_at_30", "mlm_probability"),
+        ("valid/bound_bits_per_byte", "mask_unit"),
         ("valid/causal_loss", "mlm_probability"),
         ("valid/word_bits_per_byte", "tokenizer"),
         ("valid/word_bits_per_byte", "valid_split"),

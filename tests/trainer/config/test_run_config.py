@@ -218,7 +218,7 @@ def test_a_contradiction_states_setting_value_fix_and_code(overrides, code, show
 def test_a_mapping_in_place_of_a_value_names_the_setting():
     values = load_config("tiny_cpu").model_dump(mode="json")
     given = [(section, name) for section in values if isinstance(values[section], dict) for name in values[section]]
-    mappings = {("training", "batch_warmup")}
+    mappings = {("training", "batch_warmup"), ("data", "masking_law")}
     assert len(given) > 90
     for section, name in set(given) - mappings:
         with pytest.raises(UsageError, check=coded("invalid-setting")) as caught:

@@ -50,6 +50,18 @@ def test_a_packed_batch_keeps_which_tokens_see_each_other() -> None:
         assert Batch.unpack(batch.pack()).is_causal is batch.to(CPU).is_causal is is_causal
 
 
+def test_a_packed_batch_keeps_the_weights_of_its_rows_and_gives_them_to_their_predictions() -> None:
+    batch = replace(
+        batch_of(3, 0), row_weights=torch.tensor([2.5, 1 / 3], dtype=torch.float64), row_tokens=torch.tensor([1, 2])
+    )
+    again = Batch.unpack(batch.pack())
+    assert again.row_weights.tolist() == [2.5, 1 / 3] and again.row_tokens.tolist() == [1, 2]
+    assert again.label_weights is not None and again.label_weights.tolist() == pytest.approx([1 / 3, 2.5])
+    left = again.without_predictions([1])
+    assert left.row_tokens.tolist() == [1, 0] and again.row_tokens.tolist() == [1, 2] and not left.num_masked
+    assert batch_of(3, 0).label_weights is None and not len(batch_of(3, 0).without_predictions([1]).row_tokens)
+
+
 def test_a_batch_counts_its_content() -> None:
     batch = batch_of(3, 3)
     assert (batch.num_rows, batch.num_tokens, batch.num_masked, batch.num_pairs) == (2, 7, 1, 3)

@@ -110,6 +110,39 @@ def test_global_batches_are_the_same_on_any_ranks_and_micro_batches_from_any_ste
     assert found == expected[start : start + 4]
 
 
+@pytest.mark.parametrize("stratified", [True, False])
+def test_rows_have_rates_of_their_own_that_neither_ranks_nor_micro_batches_change(corpus, stratified: bool) -> None:
+    law = {"name": "uniform", "from": 0.0, "to": 1.0, "stratified": stratified}
+    bound = {"masking_law": law, "loss_weight": "elbo", "mask_share": 1.0, "random_share": 0.0}
+    data = DataSettings.model_validate({"shards": corpus.shard_set.url, "num_workers": 0, **bound})
+
+    def rows(world_size: int, micro_rows: int, seed: int = 0) -> list[tuple[list[int], list[int], float, int]]:
+        found = []
+        for step in range(20):
+            for rank in range(world_size):
+                stage, shape = stage_of(shape_of(micro_rows), data), (rank, world_size)
+                position = replace(START, next_sample=0, epoch=step)
+                (planned,) = itertools.islice(Loader([corpus.shard_set], stage, position, seed, shape), 1)
+                for batch in planned.micro_batches:
+                    assert len(batch.labels) == stage.room_in(batch.num_rows * LENGTH), "the shape is fixed"
+                    used = batch.labels != IGNORED
+                    owners = batch.masked_positions[used] // LENGTH
+                    for row in range(batch.num_rows):
+                        ids = batch.input_ids[row * LENGTH : (row + 1) * LENGTH].tolist()
+                        labels = batch.labels[used][owners == row].tolist()
+                        if any(ids):
+                            found.append((ids, labels, float(batch.row_weights[row]), int(batch.row_tokens[row])))
+        return found
+
+    expected = rows(1, 15)
+    assert expected == rows(1, 4) == rows(3, 2) and expected != rows(1, 15, seed=1)
+    shares = np.array([len(labels) / tokens for _, labels, _, tokens in expected])
+    assert np.histogram(shares, bins=4, range=(0, 1))[0].min() > len(shares) / 5, "rates from 0 to 1"
+    for _, labels, weight, tokens in expected:
+        whole = 2 if len(labels) == tokens else 1
+        assert weight == pytest.approx(whole * tokens / len(labels) if labels else 0)
+
+
 @pytest.mark.spawn
 @pytest.mark.parametrize(("num_workers", "start"), [(1, 0), (2, 14), (4, 3)])
 def test_global_batches_are_the_same_with_workers(

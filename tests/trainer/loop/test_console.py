@@ -46,6 +46,8 @@ def test_an_evaluation_shows_the_unigram_entropy_beside_the_loss():
     line = evaluation_line(10, metrics | {"valid/mlm_perplexity": 148.4}, 6.97, {"mlm": "mlm"})
     expected = "mlm loss 5.000 (unigram entropy 6.970) | accuracy 20.0% (top 5 40.0%) | perplexity 148.4"
     assert line == f"valid at step 10 | {expected}"
+    line = evaluation_line(10, metrics | {"valid/mlm_perplexity": 148.4, "valid/bound_bits_per_byte": 2.5}, 6.97, {})
+    assert line.endswith("| bound 2.500 bits/byte")
 
 
 def test_next_tokens_have_figures_as_masked_ones_and_stand_beside_them():

@@ -32,6 +32,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "unclipped": {"gradient_clipping": 0.0},
     "checkpointed": {"activation_checkpointing": True},
     "warm-up": {"batch_warmup": True},
+    "bound": {"bound": True},
     "offloaded": {"offload": True},
     "bf16": {"precision": "bf16"},
     "bf16 offloaded": {"precision": "bf16", "offload": True},
@@ -55,7 +56,7 @@ LAST_STAGES = {"bf16 reduced after": 1, "bf16 exchanged in fp32": 1, "bf16 in bu
 GROUPS = [(stage, world_size) for stage in range(4) for world_size in (1, 2, 3)]
 DEFAULT_GROUPS = {
     (1, 2): JOBS.keys() - {"unclipped", "bf16 offloaded"},
-    (3, 2): {"clipped", "bf16", "bf16 offloaded", "divided", "divided checkpointed"},
+    (3, 2): {"clipped", "bound", "bf16", "bf16 offloaded", "divided", "divided checkpointed"},
 }
 """Groups of processes in continuous integration and their jobs: each setting at one stage at least.
 

@@ -63,6 +63,26 @@ def test_loss_and_gradients_are_those_of_all_logits_at_once(rows: int) -> None:
         assert error(found, wanted) < 1e-6
 
 
+@pytest.mark.parametrize("rows", [150, 64])
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_weighted_losses_and_their_gradients_are_those_of_all_logits_at_once(rows: int, is_compiled: bool) -> None:
+    weights = torch.rand(150, generator=torch.Generator().manual_seed(1)) * 9
+
+    def whole(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (F.cross_entropy(F.linear(hidden, weight, bias), targets, reduction="none") * weights).sum()
+
+    def in_chunks(*inputs: torch.Tensor) -> torch.Tensor:
+        return chunked_loss(*inputs, chunk_rows=rows, weights=weights)
+
+    torch._dynamo.reset()
+    ours = torch.compile(in_chunks, backend="aot_eager", dynamic=False) if is_compiled else in_chunks
+    inputs = make_inputs()
+    expected = loss_and_gradients(whole, inputs, torch.float32)
+    for found, wanted in zip(loss_and_gradients(ours, inputs, torch.float32), expected, strict=True):
+        assert error(found, wanted) < 1e-6
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("rows", [150, 20])
 def test_gradients_in_bfloat16_are_as_close_to_exact_ones_as_those_of_all_logits(rows: int) -> None:
     """The hidden states' are rounded once more (1.04 times the error), and the sums over rows less often."""

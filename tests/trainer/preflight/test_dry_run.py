@@ -259,6 +259,10 @@ def test_the_table_of_stages_has_tokens_masks_rates_and_hours() -> None:
     assert re.split(r"  +", stage_lines(planned(causal))[1])[5] == "none (causal)"
     own = load_config("tiny_cpu", ["data.masking=a:b", "data.mask_unit=word"])
     assert re.split(r"  +", stage_lines(planned(own))[1])[5] == "0.15, a:b"
+    drawn = load_config("tiny_cpu", ["data.masking_law={name: uniform, from: 0.1, to: 0.5}"])
+    room = f"room for {drawn.stages[0].room_for_labels:.1%} of the tokens, about 614 predictions per step"
+    told = re.split(r"  +", stage_lines(planned(drawn))[1])[5]
+    assert told == f"uniform from 0.1 to 0.5, 0.3 on average ({room})" and 0.3 < drawn.stages[0].room_for_labels < 0.5
     assert stage_lines(planned(config))[1].endswith("-") and "--tokens-per-second" in stage_lines(planned(config))[-1]
 
 

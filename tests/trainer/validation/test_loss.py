@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from data_prep.dataset.counts import read_token_counts
+from data_prep.tokenizer.tokenizer import MASK_TOKEN_ID, SPECIAL_TOKENS, Tokenizer
 from trainer import load_config
 from trainer.checkpoint.writer import ALONE
 from trainer.config.measurements import OWN_MASKED_LM, measurements_of
@@ -284,6 +285,55 @@ def test_one_model_has_one_score_however_its_run_trains(setting, small_shards: P
     common = [name for name in expected if not name.endswith("own_mlm_loss")]
     assert {name: found[name] for name in common} == pytest.approx({name: expected[name] for name in common}, rel=1e-6)
     assert "valid/pair_accuracy" in common and found["valid/own_mlm_loss"] != expected["valid/own_mlm_loss"]
+
+
+def test_the_loss_at_several_rates_and_the_bound_are_those_counted_prediction_by_prediction(setting) -> None:
+    config, model = setting
+    asked = load_config(
+        "tiny_cpu",
+        [
+            *(f"data.shards={config.data.shards}", f"model.vocab_size={config.model.vocab_size}"),
+            *("evaluation.masking_rates=true", "model.hidden_size=32", "data.sentence_pairs=none"),
+        ],
+    )
+    shard_sets = [open_shard_set(config.data.shards)]
+    tokenizer = Tokenizer.load(shard_sets[0].tokenizer_folder)
+    measurements, engine = measurements_of(asked.stages[0]), Engine(model, asked, ALONE, {})
+    batches = [*measured_batches(shard_sets, measurements, 0, 1)]
+    found = evaluate(engine, model.objectives, batches, ALONE, origins_of(shard_sets), asked.evaluation)
+    model.eval()
+    expected, rates, num_bytes = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list), 0
+    for each in batches:
+        (name,), batch = each.metrics, each.batch
+        used = batch.labels != IGNORED
+        with torch.no_grad():
+            logits = model.predict(batch).mlm_logits[used]
+        losses = torch.nn.functional.cross_entropy(logits, batch.labels[used], reduction="none")
+        rows = (batch.masked_positions // batch.sequence_length)[used]
+        texts = batch.input_ids.clone()
+        texts[batch.masked_positions[used]] = batch.labels[used]
+        assert (
+            name in ("masked_lm", OWN_MASKED_LM)
+            or (batch.input_ids[batch.masked_positions[used]] == MASK_TOKEN_ID).all()
+        )
+        sizes = (texts >= len(SPECIAL_TOKENS)).view(batch.num_rows, -1).sum(1)
+        rates[name] += [int((rows == row).sum()) / int(size) for row, size in enumerate(sizes) if size]
+        if name == "bound":
+            num_bytes += sum(int(tokenizer.byte_lengths[token]) for token in texts.tolist())
+            counts = rows.bincount(minlength=batch.num_rows)
+            losses = losses * (sizes / counts.clamp(min=1) * (1 + (sizes == counts)))[rows]
+        expected[name] += losses.tolist()
+    for percent in (15, 30, 50, 80):
+        losses_at, rates_at = expected[f"masked_lm at {percent}"], rates[f"masked_lm at {percent}"]
+        assert found[f"valid/mlm_loss_at_{percent}"] == pytest.approx(sum(losses_at) / len(losses_at), rel=1e-5)
+        assert sum(rates_at) / len(rates_at) == pytest.approx(percent / 100, abs=0.01)
+    bound = sum(expected["bound"]) / math.log(2) / num_bytes
+    assert found["valid/bound_bits_per_byte"] == pytest.approx(bound, rel=1e-5)
+    assert min(rates["bound"]) < 0.1 and max(rates["bound"]) > 0.9
+    assert not {name for name in found if "_at_" in name or "bound" in name} - {
+        *(f"valid/mlm_loss_at_{percent}" for percent in (15, 30, 50, 80)),
+        "valid/bound_bits_per_byte",
+    }
 
 
 @pytest.mark.parametrize("world_size", [3, 4])
