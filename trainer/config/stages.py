@@ -247,15 +247,17 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     )
 
 
-def rates_of(config: RunConfig) -> tuple[float, float] | None:
+def rates_of(config: RunConfig, step: int | None = None) -> tuple[float, float] | None:
     """Return the lowest and the highest masking rate of any row that a run trains on; None if no stage masks tokens.
 
-    A custom masking gets these rates, whatever it makes of them.
+    With `step` only the stages count that have begun after so many steps. A custom masking gets these rates, whatever it
+    makes of them.
     """
     laws = [
         stage.data.law
         for stage in config.stages
-        if stage.taken_steps and any(each.name == MASKED_LM for each in stage.objectives)
+        if stage.taken_steps and (step is None or step > stage.first_step)
+        if any(each.name == MASKED_LM for each in stage.objectives)
     ]
     supports = [law.support for law in laws]
     return (min(low for low, _ in supports), max(high for _, high in supports)) if supports else None

@@ -9,8 +9,8 @@ from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import validate_settings
 from data_prep.base.yaml_values import read_yaml
 from trainer.checkpoint.format import STATE_NAME, CheckpointFolder
-from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig, without_registry
+from trainer.config.stages import rates_of
 from trainer.inference.next_sentence import CONFIG_FILE
 from trainer.model.model_folder import read_provenance
 
@@ -47,7 +47,7 @@ def check_rates(origin: Path | None) -> MaskingRates:
     raise UsageError(
         f"the model was trained at {rates or f'one masking rate, {found.highest:.4g}'}; generation begins with nearly "
         f"all tokens masked and ends with few, which takes rates from at most {LOW_RATE} to at least {HIGH_RATE}",
-        fix=f"train with data.mlm_probability=0.8 data.final_mlm_probability=0.1; {_FORCED}",
+        fix=f"train with data.masking_law.name=uniform data.mlm_probability=0.4; {_FORCED}",
         code="narrow-masking-rates" if rates else "one-masking-rate",
     )
 
@@ -74,13 +74,9 @@ def trained_rates(origin: Path) -> MaskingRates | str:
 
 
 def rates_until(config: RunConfig, step: int | None) -> MaskingRates | str:
-    rates: list[float] = []
-    for stage in config.stages:
-        if (step is not None and step <= stage.first_step) or not stage.taken_steps:
-            continue
-        if stage.is_causal or not stage.data.mask_share or MASKED_LM not in [each.name for each in stage.objectives]:
-            continue  # it never predicts a [MASK]
-        if stage.data.masking is not None:
-            return f"its masks are those of {stage.data.masking}"
-        rates += [stage.masking_rate(stage.first_step), stage.masking_rate(stage.last_step - 1)]
-    return MaskingRates(min(rates), max(rates)) if rates else "no stage has trained on masks"
+    begun = [each for each in config.stages if step is None or step > each.first_step]
+    masking = next((each.data.masking for each in begun if each.data.masking is not None and not each.is_causal), None)
+    if masking is not None:
+        return f"its masks are those of {masking}"
+    rates = rates_of(config, step)
+    return MaskingRates(*rates) if rates is not None else "no stage has trained on masks"

@@ -332,7 +332,9 @@ def test_the_rates_are_those_of_the_stages_that_have_begun() -> None:
         {"duration": "4 steps", "mlm_probability": 0.15},
         {"duration": "4 steps", "mlm_probability": 0.7, "final_mlm_probability": 0.3},
         {"duration": "4 steps", "objectives": [{"name": "causal"}]},
+        {"duration": "4 steps", "masking_law": {"name": "uniform", "from": 0, "to": 0.8}},
     ]
     config = tiny_config("run", training={"stages": stages, "max_steps": None})
     assert rates_until(config, 4) == MaskingRates(0.15, 0.15)
-    assert rates_until(config, 5) == rates_until(config, None) == rates_until(config, 12) == MaskingRates(0.15, 0.7)
+    assert rates_until(config, 5) == rates_until(config, 12) == MaskingRates(0.15, 0.7)
+    assert rates_until(config, 13) == rates_until(config, None) == MaskingRates(0.0, 0.8)
