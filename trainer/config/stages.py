@@ -250,8 +250,8 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
 def rates_of(config: RunConfig, step: int | None = None) -> tuple[float, float] | None:
     """Return the lowest and the highest masking rate of any row that a run trains on; None if no stage masks tokens.
 
-    With `step` only the stages count that have begun after so many steps. A custom masking gets these rates, whatever it
-    makes of them.
+    With `step` only the stages count that have begun after so many steps. A custom masking gets these rates, whatever
+    it makes of them.
     """
     laws = [
         stage.data.law
