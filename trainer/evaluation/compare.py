@@ -33,7 +33,8 @@ MINIMAL_PAIRS = "minimal pairs"
 _SHOWN = re.compile(
     r"(?:valid|average)/(?!word_(?:count|bytes)$|.*perplexity$)[\w-]+|suite/[\w-]+/[\w-]+|minimal pairs"
 )
-_LOWER_IS_BETTER = re.compile(r".*(?:loss|rmse|perplexity|bits_per_byte)")
+_LOWER_IS_BETTER = re.compile(r".*(?:loss(?:_at_\d+)?|rmse|perplexity|bits_per_byte)")
+_HIGHER_IS_BETTER = re.compile(r".*accuracy(?:_top5)?")
 _DRAWN = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/word_bits_per_byte", MINIMAL_PAIRS)
 _MOST_DRAWN = 4
 _OF_WEIGHTS = ("init_from", "adopt", "model", "objectives", "data", "training", "optimizer", "schedule", "branch")
@@ -103,6 +104,12 @@ def directions(suite: Suite) -> dict[str, bool | None]:
 
 def _is_lower_better(metric: str) -> bool:
     return _LOWER_IS_BETTER.fullmatch(metric) is not None
+
+
+def _is_lower_better_of_run(metric: str) -> bool | None:
+    """Return whether lower is better; None for another value of an objective of the user's own."""
+    is_known = metric == MINIMAL_PAIRS or _LOWER_IS_BETTER.fullmatch(metric) or _HIGHER_IS_BETTER.fullmatch(metric)
+    return _is_lower_better(metric) if is_known or metric.startswith("suite/") else None
 
 
 def recipe_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,7 +233,7 @@ def comparison(groups: Sequence[Group], pairs: Sequence[MinimalPair] = ()) -> di
         )
     known = {name: value for each in first.subjects for name, value in each.lower_is_better.items()}
     for metric in metrics:
-        is_lower_better = known.get(metric, _is_lower_better(metric))
+        is_lower_better = known.get(metric, _is_lower_better_of_run(metric))
         for group in groups:
             values = group.values(metric)
             if group is first:

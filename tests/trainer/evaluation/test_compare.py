@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,30 @@ def test_labels_make_groups_and_models_of_unknown_settings_stand_alone() -> None
     unknown = [subject(name, 1.0, recipe=None) for name in "abcd"]
     groups = grouped(unknown, ["old", None, "old", None])
     assert [(group.label, len(group.subjects)) for group in groups] == [("old", 2), ("b", 1), ("d", 1)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "better"),
+    [
+        ("valid/mlm_loss_at_15", True),
+        ("valid/bound_bits_per_byte", True),
+        ("valid/places_loss", True),
+        ("average/mlm_loss", True),
+        ("valid/mlm_accuracy_top5", False),
+        ("valid/minimal_pairs_accuracy", False),
+        ("valid/places_error", None),
+    ],
+)
+def test_a_metric_of_a_run_is_better_lower_or_higher_or_nobody_knows(metric: str, better: bool | None) -> None:
+    runs = [subject(f"{name}-{n}", 1.0, n) for name in "ab" for n in (0, 1)]
+    runs = [replace(run, scores={metric: 1.0 + (run.name[0] == "b") + (run.seed or 0) / 9}) for run in runs]
+    names = {"own": "1", "objectives": "1", "minimal_pairs": "1"}
+    runs = [replace(run, facts={**run.facts, **names}) for run in runs]
+    groups = grouped(runs, ["a", "a", "b", "b"])
+    rows = comparison(groups)["scores"]
+    assert [row["lower_is_better"] for row in rows] == [better] * 2
+    (cells,) = [row for row in tables(comparison(groups))[1].rows if row[2] == "b"]
+    assert cells[1] == {True: "lower", False: "higher", None: "-"}[better] and (cells[-1] == "-") >= (better is None)
 
 
 def test_a_recipe_of_an_earlier_release_is_that_of_this_one() -> None:
