@@ -44,13 +44,16 @@ def open_run(source: ExportSource, folder: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("family", ["bert", "modernbert", "eurobert", "roberta"])
 def test_a_checkpoint_fills_masks_as_its_export_does(small_tokenizer, tmp_path, monkeypatch, family):
     source = make_source(small_tokenizer, family=family)
-    ours = open_run(source, tmp_path / "run", monkeypatch).predict(TEXT)
+    ours_model = open_run(source, tmp_path / "run", monkeypatch)
     export_model(source.config, source.weights, small_tokenizer, tmp_path / "out")
-    theirs = FillMask.load(tmp_path / "out").predict(TEXT)
+    theirs_model = FillMask.load(tmp_path / "out")
+    ours, theirs = ours_model.predict(TEXT), theirs_model.predict(TEXT)
     assert ours.filled == theirs.filled and len(ours.masks) == 2
     for mine, other in zip(ours.masks, theirs.masks, strict=True):
         assert [candidate.token_id for candidate in mine] == [candidate.token_id for candidate in other]
         assert [c.probability for c in mine] == pytest.approx([c.probability for c in other], rel=1e-4)
+    generated = [model.generate(TEXT, 4, temperature=0, any_rate=True) for model in (ours_model, theirs_model)]
+    assert generated[0].filled == generated[1].filled and len(generated[0].tokens) == 8
 
 
 @pytest.mark.long
