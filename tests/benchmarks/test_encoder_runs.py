@@ -22,6 +22,7 @@ import torch
 from data_prep.base.errors import UserError
 from trainer import load_config
 from trainer.config.schedule import learning_rate
+from trainer.config.stages import rates_of
 from trainer.data.shard_set import open_shard_set
 from trainer.inference.fill_mask import MaskedText
 
@@ -181,6 +182,19 @@ def test_ablations_choose_the_rate_by_seed_1_and_repeat_the_best(scripts: Any) -
     (muon,) = [run for run in runs if (run.variant, run.equal, run.seed) == ("Muon", "time", 1)]
     assert steps_of(muon, rows, 600) == 300, "its steps take twice the time"
     assert steps_of(first[0], rows, 600) == 600 and other not in {run.corpus for run in runs}
+
+
+def test_ablations_of_the_masking_rate_change_nothing_else(scripts: Any) -> None:
+    variants = {
+        name: load_config("small_cpu", each.settings) for name, each in scripts("ablations")["VARIANTS"].items()
+    }
+    rates = {name: rates_of(config) for name, config in variants.items()}
+    assert rates["default"] == (0.3, 0.5) and rates["masking rate of 15% throughout"] == (0.15, 0.15)
+    assert rates["rates drawn by the cosine law from 0 to 80%"] == pytest.approx((0.0, 0.8), abs=0.003)
+    assert rates["rates around 12% and 57% (bimodal)"] == pytest.approx((0.7 * 0.12, 1.3 * 0.57))
+    for name, config in variants.items():
+        if rates[name] != rates["default"]:
+            assert config.model_copy(update={"data": variants["default"].data}) == variants["default"]
 
 
 def test_the_two_ways_differ_in_what_half_of_the_steps_predict_alone(scripts: Any) -> None:
