@@ -132,16 +132,16 @@ def open_model(
             raise no_mask(MASK_TOKEN)
         if generates:
             from trainer.hf_export.export_source import find_checkpoint
-            from trainer.inference.masking_rates import check_rates
+            from trainer.inference.masking_rates import check_rates, rates_of_checkpoint
 
-            check_rates(find_checkpoint(Path(model)))
+            check_rates(rates_of_checkpoint(find_checkpoint(Path(model))))
         return FillMask(model)
     folder = pull(model, tracking_uri=tracking_uri)
     check_not_fine_tuned(folder, model)
     if generates:
-        from trainer.inference.masking_rates import check_rates
+        from trainer.inference.masking_rates import check_rates, rates_of_export
 
-        check_rates(folder)
+        check_rates(rates_of_export(folder))
     if texts is not None and not has_mask:
         mask_token = named_mask_token(folder)
         if mask_token is None:
@@ -258,7 +258,7 @@ def show_generated(model: FillMask, texts: list[Text], arguments: argparse.Names
         raise error
     if not arguments.json and temperature:
         print(f"(--seed {seed})")
-    if not arguments.any_rate and max(first_rates) > (highest := check_rates(model.origin).highest):
+    if not arguments.any_rate and max(first_rates) > (highest := check_rates(model.trained_rates()).highest):
         LOG.warning(
             f"up to {max(first_rates):.0%} of a text's tokens were masked at first, and the model was trained at "
             f"masking rates up to {highest:.0%}"

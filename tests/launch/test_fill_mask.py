@@ -267,7 +267,7 @@ def test_a_model_of_one_rate_or_of_unknown_ones_is_refused_before_it_is_loaded(
 def test_a_text_with_more_masks_than_the_training_had_is_noted(
     tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("trainer.inference.masking_rates.check_rates", lambda origin: MaskingRates(0.1, 0.5))
+    monkeypatch.setattr("trainer.inference.masking_rates.check_rates", lambda rates: MaskingRates(0.1, 0.5))
     options = ("--model", str(tiny_hugging_face), "--generate", "2", "--seed", "1")
     run(monkeypatch, *options, "the cat sat")
     assert capsys.readouterr().err == ""

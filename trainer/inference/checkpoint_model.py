@@ -11,9 +11,10 @@ from torch import nn
 
 from data_prep.tokenizer.hugging_face_tokenizer import write_hugging_face_tokenizer
 from trainer.hf_export.export import build_model
-from trainer.hf_export.export_source import find_checkpoint, read_source
+from trainer.hf_export.export_source import read_source
 from trainer.hf_export.parity import EncodedSequence, pack_rows
 from trainer.inference.fill_mask import FillMask
+from trainer.inference.masking_rates import rates_until
 from trainer.model.pretrained import load_tokenizer
 from trainer.objectives.pretraining import PretrainingModel
 
@@ -45,12 +46,12 @@ def load_checkpoint(checkpoint: Path) -> FillMask:
     Raises:
         UserError: there is no complete checkpoint, or the run's tokenizer is missing or another one.
     """
-    folder = find_checkpoint(checkpoint)
-    source = read_source(folder)
+    source = read_source(checkpoint)
     model = CheckpointMaskedLM(build_model(source.config, source.weights))
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
         length = source.config.longest_sequence
         write_hugging_face_tokenizer(source.tokenizer_folder, temporary, model_max_length=length)
         loaded = FillMask(model, load_tokenizer(Path(temporary)))
-    loaded.origin = folder
+    rates = rates_until(source.config, source.facts.step)
+    loaded.trained_rates = lambda: rates
     return loaded

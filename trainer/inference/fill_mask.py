@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from trainer.inference.generation import Generation
+    from trainer.inference.masking_rates import MaskingRates
 
 MASK_TOKEN = "[MASK]"
 METASPACE = "▁"
@@ -107,10 +108,10 @@ class FillMask:
         *,
         tracking_uri: str | None = None,
     ) -> None:
-        self.origin: Path | None = None
-        """The Hugging Face directory or the checkpoint; None for a model in memory."""
+        self.trained_rates: Callable[[], MaskingRates | str] = lambda: "a model in memory has no record of its training"
+        """Returns the masking rates that the model was trained at, or why they are unknown."""
         if isinstance(model, str | Path):
-            model, tokenizer, self.origin = _open(model, tracking_uri)
+            model, tokenizer, self.trained_rates = _open(model, tracking_uri)
         assert tokenizer is not None, "a model in memory comes with its tokenizer"
         if tokenizer.mask_token_id is None:
             raise UserError(
@@ -135,7 +136,7 @@ class FillMask:
             UserError: transformers cannot load it as a masked language model, or it has no trained head.
         """
         loaded = cls(*_load_masked_model(folder))
-        loaded.origin = folder
+        loaded.trained_rates = _rates_of_export(folder)
         return loaded
 
     @overload
@@ -213,7 +214,7 @@ class FillMask:
 
         sampling = Sampling(num_tokens, steps, temperature, seed, top_k)
         if not any_rate:
-            check_rates(self.origin)
+            check_rates(self.trained_rates())
         return generate(self, text, sampling)
 
     def read(self, text: str) -> tuple[str, list[int], list[int], list[int]]:
@@ -289,17 +290,28 @@ class FillMask:
         return Candidate(str(self.tokenizer.decode([token_id])).strip() or piece, token_id, probability, begins_word)
 
 
-def _open(model: str | Path, tracking_uri: str | None) -> tuple[MaskedModel, PreTrainedTokenizerBase, Path | None]:
-    """Return model, tokenizer and their folder by any name of a model; a checkpoint of a run needs no export."""
+def _open(
+    model: str | Path, tracking_uri: str | None
+) -> tuple[MaskedModel, PreTrainedTokenizerBase, Callable[[], MaskingRates | str]]:
+    """Return model, tokenizer and masking rates by any name of a model; a checkpoint of a run needs no export."""
     from trainer.inference.pulled_model import is_checkpoint, pull
 
     if not is_checkpoint(model):
         folder = pull(model, tracking_uri=tracking_uri)
-        return (*_load_masked_model(folder), folder)
+        return (*_load_masked_model(folder), _rates_of_export(folder))
     from trainer.inference.checkpoint_model import load_checkpoint
 
     loaded = load_checkpoint(Path(model))
-    return loaded.model, loaded.tokenizer, loaded.origin
+    return loaded.model, loaded.tokenizer, loaded.trained_rates
+
+
+def _rates_of_export(folder: Path) -> Callable[[], MaskingRates | str]:
+    def read() -> MaskingRates | str:  # when text is generated: filling masks needs no configuration
+        from trainer.inference.masking_rates import rates_of_export
+
+        return rates_of_export(folder)
+
+    return read
 
 
 def _load_masked_model(folder: Path) -> tuple[MaskedModel, PreTrainedTokenizerBase]:

@@ -27,13 +27,12 @@ class MaskingRates(NamedTuple):
     highest: float
 
 
-def check_rates(origin: Path | None) -> MaskingRates:
-    """Return the masking rates of a Hugging Face folder or a checkpoint if they are wide enough to generate text.
+def check_rates(found: MaskingRates | str) -> MaskingRates:
+    """Return the masking rates if they are wide enough to generate text; a string says why they are unknown.
 
     Raises:
         UsageError: they are unknown, a single one, or too narrow.
     """
-    found = trained_rates(origin) if origin is not None else "a model in memory has no record of its training"
     if isinstance(found, str):
         raise UsageError(
             f"the masking rates that the model was trained at are unknown: {found}; the text of a model that was "
@@ -52,28 +51,32 @@ def check_rates(origin: Path | None) -> MaskingRates:
     )
 
 
-def trained_rates(origin: Path) -> MaskingRates | str:
-    """Return the masking rates of the stages that have begun, or the reason why they are unknown.
+def rates_of_checkpoint(folder: Path) -> MaskingRates | str:
+    """Return the masking rates that a checkpoint has been trained at, or the reason why they are unknown.
 
     Raises:
-        UserError: the checkpoint, the configuration or the provenance is damaged.
+        UserError: it is damaged, or no checkpoint.
     """
-    step: int | None
-    if (origin / STATE_NAME).is_file():
-        saved = CheckpointFolder(origin).read_state()
-        values, source, step = saved.config, origin / STATE_NAME, saved.state.step
-    elif (origin / CONFIG_FILE).is_file():
-        values, source, step = (
-            read_yaml(origin / CONFIG_FILE),
-            origin / CONFIG_FILE,
-            read_provenance(origin).get("step"),
-        )
-    else:
+    saved = CheckpointFolder(folder).read_state()
+    config = validate_settings(RunConfig, without_registry(saved.config), str(folder / STATE_NAME))
+    return rates_until(config, saved.state.step)
+
+
+def rates_of_export(folder: Path) -> MaskingRates | str:
+    """Return the masking rates that an export has been trained at, or the reason why they are unknown.
+
+    Raises:
+        UserError: its configuration or its provenance is damaged.
+    """
+    path = folder / CONFIG_FILE
+    if not path.is_file():
         return f"it has no {CONFIG_FILE}, which an export has"
-    return rates_until(validate_settings(RunConfig, without_registry(values), str(source)), step)
+    config = validate_settings(RunConfig, without_registry(read_yaml(path)), str(path))
+    return rates_until(config, read_provenance(folder).get("step"))
 
 
 def rates_until(config: RunConfig, step: int | None) -> MaskingRates | str:
+    """Return the masking rates of the stages that have begun after `step` steps, or why they are unknown."""
     begun = [each for each in config.stages if step is None or step > each.first_step]
     masking = next((each.data.masking for each in begun if each.data.masking is not None and not each.is_causal), None)
     if masking is not None:

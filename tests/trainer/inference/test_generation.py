@@ -21,7 +21,7 @@ from tests.support.tiny_hugging_face import MAX_POSITIONS
 from tests.support.toy_run import tiny_config
 from trainer.inference.fill_mask import FillMask
 from trainer.inference.generation import generation_as_json, report, steps_note, unmask
-from trainer.inference.masking_rates import MaskingRates, check_rates, rates_until
+from trainer.inference.masking_rates import MaskingRates, check_rates, rates_of_export, rates_until
 from trainer.model.pretrained import load_tokenizer
 
 EXPORT = Path(__file__).resolve().parents[2] / "golden" / "v2" / "export"
@@ -295,7 +295,7 @@ def export_with(folder: Path, **data: Any) -> Path:
 
 def test_an_export_generates_if_its_masking_rates_were_wide(tmp_path: Path) -> None:
     wide = export_with(tmp_path / "wide", mlm_probability=0.8, final_mlm_probability=0.1)
-    assert check_rates(wide) == pytest.approx(MaskingRates(0.1, 0.8))
+    assert check_rates(rates_of_export(wide)) == pytest.approx(MaskingRates(0.1, 0.8))
     assert len(FillMask(wide).generate("The river", 4).tokens) == 4
     assert FillMask.load(wide).generate("The river", 4) == FillMask(str(wide)).generate("The river", 4)
     narrow = export_with(tmp_path / "narrow", mlm_probability=0.4, final_mlm_probability=0.1)
@@ -318,13 +318,13 @@ def test_a_model_from_elsewhere_or_in_memory_is_refused(model: FillMask, tmp_pat
             each.generate("the cat", 2)
     custom = export_with(tmp_path / "custom", masking="own_masks:choose")
     with pytest.raises(UsageError, match="own_masks:choose", check=coded("unknown-masking-rates")):
-        check_rates(custom)
+        check_rates(rates_of_export(custom))
     (custom / "training_config.yaml").write_text("data: [\n")
     with pytest.raises(UserError, match="training_config"):
-        check_rates(custom)
+        check_rates(rates_of_export(custom))
     (custom / "training_config.yaml").write_text("[]\n")
     with pytest.raises(UserError, match="training_config"):
-        check_rates(custom)
+        check_rates(rates_of_export(custom))
 
 
 def test_the_rates_are_those_of_the_stages_that_have_begun() -> None:
