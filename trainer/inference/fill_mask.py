@@ -398,7 +398,7 @@ def mask_random_word(
         )
     for is_preferred in preferred:
         words = [word for word in words if is_preferred(word.group())] or words
-    word = random.Random(f"{seed}:{text}").choice(words)
+    word = random.Random(f"{seed}:{replace_surrogates(text)}").choice(words)
     masked = text[: word.start()] + mask_token + text[word.end() :]
     return MaskedText(text, masked, word.group())
 

@@ -21,6 +21,7 @@ import regex
 
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted, printable
+from data_prep.text.cleaning import replace_surrogates
 from trainer.inference.fill_mask import (
     BYTE_LEVEL_SPACE,
     METASPACE,
@@ -99,16 +100,16 @@ def generate(model: FillMask, given: str, sampling: Sampling) -> Generation:
         space = " " if text and not text[-1].isspace() else ""
         text, prefix, body, suffix = model.read(f"{text}{space}{model.mask_token}")
     mask = model.tokenizer.mask_token_id
-    ids = [each for token in body for each in [token] * (sampling.num_tokens if token == mask else 1)]
-    positions, longest = model.masks_of(ids), model.max_length - len(prefix) - len(suffix)
-    if len(ids) > longest:
+    new, longest = sampling.num_tokens * body.count(mask), model.max_length - len(prefix) - len(suffix)
+    if (length := len(body) - body.count(mask) + new) > longest:
         raise UsageError(
-            f"the text {shorten(given)!r} has {len(ids):,} tokens, {len(positions):,} of them to generate, and the "
-            f"model takes {longest:,}",
+            f"the text {shorten(given)!r} has {length:,} tokens, {new:,} of them to generate, and the model takes "
+            f"{longest:,}",
             fix="generate fewer tokens, or give a shorter text",
             code="text-too-long",
         )
-    steps = min(sampling.steps or len(positions), len(positions))
+    ids = [each for token in body for each in [token] * (sampling.num_tokens if token == mask else 1)]
+    positions, steps = model.masks_of(ids), min(sampling.steps or new, new)
     found: dict[int, tuple[Candidate, tuple[Candidate, ...]]] = {}
     for position, logits in unmask(
         lambda ids: model.logits(prefix, ids, suffix),
@@ -117,7 +118,7 @@ def generate(model: FillMask, given: str, sampling: Sampling) -> Generation:
         model.word_ids,
         steps=steps,
         temperature=sampling.temperature,
-        seed=f"{sampling.seed}:{given}",
+        seed=f"{sampling.seed}:{replace_surrogates(given)}",
     ):
         probability = float(logits.float().softmax(dim=-1)[ids[position]])
         found[position] = (model.candidate(ids[position], probability), model.candidates(logits, sampling.top_k))
@@ -148,7 +149,7 @@ def unmask(
 
     Args:
         predict: returns the logits (length, vocab_size) of all positions.
-        allowed: ids that may be generated, ascending.
+        allowed: ids that may be generated, as far as the model has logits for them.
         steps: number of predictions, at most one for each position.
         seed: determines the order of the positions and their tokens at a temperature above 0.
     """
@@ -159,12 +160,13 @@ def unmask(
     for step in range(steps):
         count = len(positions) * (step + 1) // steps - len(positions) * step // steps
         logits = predict(ids)[waiting]  # (waiting, vocab_size)
-        values = logits[:, list(allowed)]
+        allowed = [token for token in allowed if token < logits.shape[-1]]
+        values = logits[:, allowed]
         if temperature:
             chosen = list(range(count))
             tokens = [_drawn(values[row], temperature, generator) for row in chosen]
         else:
-            probabilities = logits.float().softmax(dim=-1)[:, list(allowed)]
+            probabilities = logits.float().softmax(dim=-1)[:, allowed]
             surest, likeliest = (each.tolist() for each in probabilities.max(dim=-1))
             chosen = sorted(range(len(waiting)), key=lambda row: (-surest[row], waiting[row]))[:count]
             tokens = [likeliest[row] for row in chosen]

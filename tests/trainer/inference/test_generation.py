@@ -19,7 +19,7 @@ from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from tests.support.tiny_hugging_face import MAX_POSITIONS
 from tests.support.toy_run import tiny_config
-from trainer.inference.fill_mask import FillMask
+from trainer.inference.fill_mask import FillMask, mask_random_word
 from trainer.inference.generation import generation_as_json, report, steps_note, unmask
 from trainer.inference.masking_rates import MaskingRates, check_rates, rates_of_export, rates_until
 from trainer.model.pretrained import load_tokenizer
@@ -268,6 +268,25 @@ def test_special_tokens_without_a_role_are_never_generated(tiny_hugging_face: Pa
     assert number not in model.tokenizer.all_special_ids
     (candidates,) = model.predict("the [MASK]", top_k=100).masks
     assert number not in [candidate.token_id for candidate in candidates]
+
+
+def test_a_token_that_the_model_has_no_logit_for_is_never_generated(model: FillMask, tmp_path: Path) -> None:
+    model.tokenizer.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    tokenizer.add_tokens([f"new{number}" for number in range(99)])
+    assert len(tokenizer) > model.model.config.vocab_size
+    wider = FillMask(model.model, tokenizer)
+    for temperature in (0, 1e9):
+        found = wider.generate("the cat", 20, temperature=temperature, any_rate=True)
+        assert all(token.token_id < model.model.config.vocab_size for token in found.tokens)
+
+
+def test_hostile_arguments_are_no_crash(model: FillMask) -> None:
+    found = model.generate("a \udcff cat", 2, any_rate=True)
+    assert found.text == "a \udcff cat" and len(found.tokens) == 2
+    assert mask_random_word("a \udcff cat", 1).masked.count("[MASK]") == 1
+    with pytest.raises(UsageError, check=coded("text-too-long")):
+        model.generate("the cat", 10**12, any_rate=True)
 
 
 def test_a_mask_that_is_read_as_text_is_refused(tiny_hugging_face: Path, tmp_path: Path) -> None:
