@@ -205,8 +205,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--law", required=True, metavar="PATTERN", help="pack_medium's dc_law")
     parser.add_argument("--words", type=int, default=2_500_000, help="of general text (default %(default)s)")
     parser.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="of the tokenizer (default 8192)")
-    parser.add_argument("--base-steps", type=int, default=1500, help="of the encoder (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=400, help="of continuing (default %(default)s)")
+    parser.add_argument("--base-steps", type=int, default=1000, help="of the encoder (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=300, help="of continuing (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=6, help="of fine-tuning (default %(default)s)")
     rates = {"type": float, "nargs": "+", "default": [1e-3]}
     parser.add_argument("--learning-rates", **rates, help="of fine-tuning (default 0.001)")
