@@ -73,7 +73,7 @@ def plan(seeds: int) -> list[Run]:
 
 def section_of(document: dict[str, str]) -> str | None:
     """The title of the code that a section belongs to; None for what is no section."""
-    found = re.search(r"/titles/([^/]+)/sections/", document["source"])
+    found = re.search(r"/titles/([^/]+)/sections/", document.get("source", ""))
     return found[1] if found else None
 
 
@@ -157,9 +157,14 @@ def model_of(row: Run, general: Corpus, law: Corpus, arguments: argparse.Namespa
     return train_once(Recipe("ours", arguments.steps, settings, preset="continue_domain"), row.seed, law)
 
 
-def accuracy_of(model: Path, row: Run, arguments: argparse.Namespace) -> float:
-    """Accuracy on the labeled texts of the test sections, in percent; the rate is chosen on a part of the others."""
+def accuracy_of(model: Path, row: Run, arguments: argparse.Namespace) -> float | None:
+    """Accuracy on the labeled texts of the test sections, in percent; the epoch is chosen on a part of the others.
+
+    None if no document names a section.
+    """
     work = arguments.work.absolute()
+    if not (work / "train.jsonl").stat().st_size:
+        return None
     output = work / "fits" / f"seed-{row.seed}-rate-{row.rate:g}-replay-{row.replay:g}"
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(exist_ok=True)
@@ -171,7 +176,7 @@ def accuracy_of(model: Path, row: Run, arguments: argparse.Namespace) -> float:
     run(command)
     scores = json.loads((output / "scores.json").read_text())
     (entry,) = scores["variants"].values()
-    return 100.0 * float(entry["fits"][0]["scores"]["accuracy"])
+    return round(100.0 * float(entry["fits"][0]["scores"]["accuracy"]), 2)
 
 
 def main() -> None:
@@ -191,7 +196,7 @@ def main() -> None:
             "tokens": found["tokens"],
             "law_loss": round(law.valid_loss(model), 4),
             "general_loss": round(general.valid_loss(model), 4),
-            "accuracy": round(accuracy_of(model, row, arguments), 2),
+            "accuracy": accuracy_of(model, row, arguments),
             **json.loads((arguments.work / "law.json").read_text()),
         }
         described = machine.described("torch", "transformers", "deepspeed")

@@ -36,6 +36,7 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 SMALL = {
     "bert": ModelSettings(family="bert", max_position_embeddings=24, **SIZES, **COMMON),
     "modernbert": ModelSettings(family="modernbert", local_attention=8, **SIZES, **COMMON),
+    "eurobert": ModelSettings(family="eurobert", **SIZES, **COMMON),
 }
 TEXTS = ["the old river crossed the wide bridge", "a bridge of stone and of water", "newer words are older"] * 9
 
@@ -244,6 +245,18 @@ def test_another_rope_base_is_taken_and_reported(tmp_path):
     with pytest.raises(UserError, match=r"adopt=\[size,rope\]", check=coded("other-architecture")):
         load(ours, folder, "size")
     assert load(ours, folder, "rope").adopted == ("rope: model.global_rope_theta from 160,000 to 10,000",)
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "eurobert"])
+def test_more_rotary_positions_are_reported_and_need_no_weights(kind, tmp_path):
+    theirs = model_of(SMALL[kind])
+    folder = written(theirs, tmp_path)
+    longer = model_of(SMALL[kind].model_copy(update={"max_position_embeddings": 60}), seed=5)
+    before = SMALL[kind].max_position_embeddings
+    expected = f"positions: model.max_position_embeddings from {before} to 60; rotary ones have no weights"
+    assert load(longer, folder, "positions").adopted == (expected,)
+    assert all(torch.equal(weight, weights_of(theirs)[name]) for name, weight in weights_of(longer).items())
+    assert load(model_of(SMALL[kind]), folder, "positions").adopted == ("positions: nothing differs",)
 
 
 @pytest.mark.parametrize(
