@@ -133,7 +133,7 @@ def test_minimal_pairs_do_not_disturb_the_run(training, tmp_path, precision):
 def test_adopted_weights_are_the_same_at_any_stage_and_number_of_ranks_and_resume_bitwise(
     training, small_corpus, tmp_path
 ):
-    """A smaller model of another tokenizer, fewer layers and shorter positions; the last run moves from 1 rank to 2 and back."""
+    """A smaller model of another tokenizer, fewer layers and shorter positions; one run goes from 1 rank to 2 to 1."""
     folder = WRITERS["wordpiece"](tmp_path / "base", read_texts(small_corpus), vocab_size=900)
     torch.manual_seed(3)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
