@@ -144,7 +144,7 @@ def test_a_context_is_extended_as_in_the_last_two_stages_of_modernbert_base() ->
         assert (ours.sequence_length, ours.tokens, ours.weight_decay) == (8192, theirs.tokens, theirs.weight_decay)
         assert ours.global_batch_tokens == theirs.global_batch_tokens and ours.gradient_clipping == 0
         assert (ours.model.global_rope_theta, ours.model.local_rope_theta) == MODERN_BASES[1]
-        for place in (0, 100, theirs.steps - 1):
+        for place in (1000, 5000, theirs.steps - 1):  # the warmup is over after 3e9 tokens
             rate = theirs.learning_rate(theirs.first_step + place)
             assert ours.learning_rate(ours.first_step + place) == pytest.approx(rate)
             assert ours.masking_rate(ours.first_step + place) == 0.3
