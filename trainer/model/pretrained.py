@@ -63,6 +63,7 @@ def load_pretrained(
                 config=config,
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below with their names
                 dtype=torch.float32,
                 **SAFELY,
             )
@@ -70,6 +71,10 @@ def load_pretrained(
             raise
         except Exception as error:  # a file from elsewhere makes the libraries raise whatever there is
             raise _cannot_load(folder, purpose, error) from error
+    if info["mismatched_keys"]:
+        name, there, described = min(info["mismatched_keys"])
+        shapes = f"{name} is {tuple(there)}, and {tuple(described)} by config.json"
+        raise _cannot_load(folder, purpose, ValueError(shapes))
     _check_finite(model, folder)
     left_over = sorted(name for name in info["unexpected_keys"] if _OF_A_LAYER.search(name))
     if left_over:
