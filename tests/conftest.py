@@ -344,6 +344,20 @@ def tiny_hugging_face() -> Path:
     return fork_server.made_once("model", make) / "tiny"
 
 
+@pytest.fixture
+def tiny_eurobert(tiny_hugging_face: Path, tmp_path: Path) -> Path:
+    """The same tokenizer; classifiers of this family average what their head gives for every position."""
+    import torch
+    import transformers
+
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32, "pad_token_id": 0}
+    config = transformers.EuroBertConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
+    folder = shutil.copytree(tiny_hugging_face, tmp_path / "eurobert")
+    torch.manual_seed(0)
+    transformers.EuroBertForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def empty_database() -> Path:
     """A database with MLflow's tables: making one takes seconds, copying none."""

@@ -198,6 +198,15 @@ BENCHMARKS = (
         beside_itself=True,
     ),
     Benchmark(
+        "causal",
+        "loss of masked tokens after next tokens and masked ones, compared with masked ones alone",
+        30,
+        "--work {work}/causal",
+        full="--corpus {corpus}/../pack_small.jsonl.gz",
+        quick="--corpus {corpus}/*.jsonl.gz --vocab-size 512 --steps 40 --runs 1",
+        beside_itself=True,
+    ),
+    Benchmark(
         "downstream",
         "accuracy on labeled tasks with a pretrained encoder, frozen and in full; means of the seeds",
         60,

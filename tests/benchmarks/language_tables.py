@@ -313,6 +313,29 @@ def adoption(report: Report) -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} |"
 
 
+def causal(report: Report) -> Iterator[str]:
+    """The loss of masked tokens by the way that a model was trained, of each seed; then the mean difference."""
+    details = report["details"]
+    runs, planned = details["runs"], details["planned"]
+    entropy = runs[0]["unigram_entropy"]
+    yield f"Valid loss of masked tokens (unigram entropy {entropy:.3f}), by seed. {_commands(runs)}"
+    yield ""
+    seeds = sorted({run["seed"] for run in planned})
+    yield f"| trained with | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | CPU s |"
+    yield "|---" * (len(seeds) + 3) + "|"
+    means = []
+    for way in dict.fromkeys(run["way"] for run in planned):
+        found = {run["seed"]: run for run in runs if run["way"] == way}
+        cells = [f"{found[seed]['loss']:.3f}" if seed in found else MISSING for seed in seeds]
+        is_whole = len(found) == len(seeds)
+        means += [statistics.mean(run["loss"] for run in found.values())] if is_whole else []
+        seconds = f"{statistics.median(run['cpu_seconds'] for run in found.values()):.0f}" if found else MISSING
+        yield f"| {way} | {' | '.join(cells)} | {f'{means[-1]:.3f}' if is_whole else MISSING} | {seconds} |"
+    if len(means) == 2:
+        yield ""
+        yield f"Difference: {means[0] - means[1]:+.3f} nats."
+
+
 EPOCH = "one epoch of 10 million words"
 """Corpus of the rows of `ablations.py` that train for an epoch."""
 

@@ -165,4 +165,5 @@ BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
     "fills": _of("proof", language_tables.fills),
     "ablations": _of("ablations", language_tables.ablations),
     "adoption": _of("adoption", language_tables.adoption),
+    "causal": _of("causal", language_tables.causal),
 }

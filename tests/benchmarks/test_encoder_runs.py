@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -210,6 +211,38 @@ def test_the_two_ways_differ_in_what_half_of_the_steps_predict_alone(scripts: An
         stages = (each.stage_of(step + 1) for each in (causal, masked))
         assert len({stage.learning_rate(step) for stage in stages}) == 1
     assert [(run.seed, run.way) for run in script["PLAN"]] == [(n, way) for n in (1, 2, 3) for way in script["WAYS"]]
+
+
+def test_labels_of_law_come_from_the_path_and_are_not_in_the_text(scripts: Any, tmp_path: Path) -> None:
+    script, lines = scripts("domain"), []
+    for number in range(400):
+        title, words = number % 5 + 30, f"word{number} " * 90
+        text = (
+            f"{title}-{number} Heading of {number}.\n\n(a) See §§ {title}-1 and {title}-9.02(b), Title {title}; {words}"
+        )
+        lines.append({"text": text, "source": f"code/titles/{title}/sections/{title}-{number}.xml"})
+    lines.append({"text": "Title\n\n" + "index " * 100, "source": "code/titles/30/index.xml"})
+    with gzip.open(tmp_path / "law.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    script["prepare_law"]([str(tmp_path / "law.jsonl.gz")], tmp_path / "made")
+    with gzip.open(tmp_path / "made" / "continued.jsonl.gz", "rt") as file:
+        continued = [json.loads(line)["text"] for line in file]
+    assert 200 < len(continued) < 280
+    used = [set(re.findall(r"word\d+", " ".join(continued)))]
+    for name in ("train", "test"):
+        rows = [json.loads(line) for line in (tmp_path / "made" / f"{name}.jsonl").read_text().splitlines()]
+        assert {row["label"] for row in rows} == {f"title {title}" for title in range(30, 35)}
+        assert not [row for row in rows if re.search(r"\b3[0-4]\b|Heading|index|§", row["text"])]
+        used.append(set(re.findall(r"word\d+(?= )", " ".join(row["text"] for row in rows))))
+    assert not used[0] & used[1] and not used[0] & used[2] and not used[1] & used[2]
+    plan = script["plan"](3)
+    assert [(run.seed, run.rate, run.replay) for run in plan[:4]] == [
+        (1, 0, 0),
+        (1, 1e-3, 0),
+        (1, 1e-3, 0.05),
+        (2, 0, 0),
+    ]
+    assert [(run.seed, run.rate) for run in plan[9:]] == [(1, 3e-4), (1, 3e-3)] and len({*plan}) == len(plan)
 
 
 def test_adoptions_are_measured_at_their_start_first(scripts: Any) -> None:

@@ -23,11 +23,16 @@ def pairs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("family", ["tiny_hugging_face", "tiny_eurobert"])
 def test_accuracies_are_printed_and_written_with_all_scores(
-    tiny_hugging_face: Path, pairs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest,
+    pairs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    family: str,
 ) -> None:
-    output = pairs / "scores.json"
-    run(monkeypatch, evaluate, "--model", tiny_hugging_face, "--minimal-pairs", pairs, "--output", output)
+    model, output = request.getfixturevalue(family), pairs / "scores.json"
+    run(monkeypatch, evaluate, "--model", model, "--minimal-pairs", pairs, "--output", output)
     values = json.loads(output.read_text())
     printed = capsys.readouterr().out
     assert f"{100 * values['overall']:.2f}" in printed and "overall" in printed

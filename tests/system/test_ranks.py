@@ -80,9 +80,9 @@ def test_row_25_a_run_goes_on_with_another_number_of_ranks_and_another_stage(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(("optimizer", "moves_to"), [("adamw", 0), ("muon", 1)])
 def test_grouped_attention_and_a_decoder_of_its_own_resume_bitwise_and_move_between_ranks_and_stages(
-    training, optimizer
+    training, optimizer, moves_to
 ):
     """Muon's matrices of queries, keys and values have different heights, and ZeRO cuts them anywhere."""
     model = ("model.family=eurobert", "model.num_key_value_heads=1", "data.sentence_pairs=none")
@@ -93,7 +93,7 @@ def test_grouped_attention_and_a_decoder_of_its_own_resume_bitwise_and_move_betw
         killed = plain_ranks.start(one, ranks, f"zero.stage={stage}", trouble={"kill": {"rank": 0, "step": 9}})
         assert -signal.SIGKILL in plain_ranks.finish(killed)
     assert "resuming after step 6" in plain_ranks.run(resumed, 2, "zero.stage=2")
-    assert "resuming after step 6" in plain_ranks.run(moved, 2, "zero.stage=1")
+    assert "resuming after step 6" in plain_ranks.run(moved, 2, f"zero.stage={moves_to}")
     expected = losses(straight)
     assert len(expected) == 12 and losses(resumed) == expected
     assert losses(moved) == pytest.approx(expected, rel=2e-5)
@@ -133,7 +133,7 @@ def test_minimal_pairs_do_not_disturb_the_run(training, tmp_path, precision):
 def test_adopted_weights_are_the_same_at_any_stage_and_number_of_ranks_and_resume_bitwise(
     training, small_corpus, tmp_path
 ):
-    """A smaller model of another tokenizer, fewer layers and shorter positions."""
+    """A smaller model of another tokenizer, fewer layers and shorter positions; one run goes from 1 rank to 2 to 1."""
     folder = WRITERS["wordpiece"](tmp_path / "base", read_texts(small_corpus), vocab_size=900)
     torch.manual_seed(3)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
@@ -143,14 +143,19 @@ def test_adopted_weights_are_the_same_at_any_stage_and_number_of_ranks_and_resum
         *(*MOVED, *larger, "model.intermediate_size=100", "model.output_bias=zeros"),
         *("training.deterministic=true", f"init_from={folder}", "adopt=[tokenizer,size,positions]"),
     )
-    straight, killed, one = (training(*settings) for _ in range(3))
+    straight, killed, one, moved = (training(*settings) for _ in range(4))
     said = plain_ranks.run(straight, 2, "zero.stage=3")
     for line in ("tokenizer: ", "size: layers 0, 0, 0 of 1 become 0 to 2; tiled", "positions: 50 rows are copied"):
         assert f"adopting {line}" in said
     plain_ranks.finish(plain_ranks.start(killed, 2, "zero.stage=3", trouble={"kill": {"step": 9}}))
     plain_ranks.run(one, 1, "zero.stage=0")
     assert losses(one) == pytest.approx(losses(straight), rel=2e-5)
+    for ranks, stage, step in ((1, 1, 7), (2, 2, 11)):
+        changes, trouble = (f"zero.stage={stage}", "checkpoint.every_steps=3"), {"kill": {"rank": 0, "step": step}}
+        plain_ranks.finish(plain_ranks.start(moved, ranks, *changes, trouble=trouble))
     shutil.rmtree(folder)
+    assert "resuming after step 9" in plain_ranks.run(moved, 1, "zero.stage=3")
+    assert losses(moved) == pytest.approx(losses(straight), rel=2e-5)
     resumed = plain_ranks.run(killed, 2, "zero.stage=3")
     assert "resuming after step 6" in resumed and "adopting" not in resumed
     assert plain_ranks.final_tensors(killed) == plain_ranks.final_tensors(straight)

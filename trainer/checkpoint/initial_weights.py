@@ -223,6 +223,10 @@ def _check(folder: Path, source: str, config: ModelSettings, wanted: Wanted) -> 
         ]
     if "positions" in lines and old.max_position_embeddings != config.max_position_embeddings:
         lines["positions"] = [describe_positions(old, config)]
+    theirs = load_config(folder).max_position_embeddings
+    if "positions" in lines and config.position_embedding == "rotary" and theirs != config.max_position_embeddings:
+        change = f"from {theirs:,} to {config.max_position_embeddings:,}"
+        lines["positions"] = [f"model.max_position_embeddings {change}; rotary ones have no weights"]
     unread = {"tokenizer"} if note else set[str]()
     adopted = [f"{item}: {'; '.join(lines[item] or ['nothing differs'])}" for item in lines if item not in unread]
     return _Checked(family, Adoption(old, config, tokens), tuple(adopted), note)

@@ -26,6 +26,7 @@ MOST_LABELS = 1_000_000
 _SMALL_MODEL = 100_000_000
 """Parameters that may be missing in any folder: heads that are yet to be trained."""
 _COUNTS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size")
+_OF_A_MODULE = (".weight", ".bias")
 _OF_A_LAYER = re.compile(r"\blayers?\.\d+\.")
 LARGEST_WEIGHT = 1e6
 """No trained encoder has a weight near it; a bit that was changed in an exponent makes 1e38 of one."""
@@ -42,8 +43,8 @@ def load_pretrained(
     error what the folder was to be loaded as.
 
     Raises:
-        UserError: transformers cannot load such a model, a weight is not finite or implausibly large, or there
-            are weights of layers that the model does not have.
+        UserError: transformers cannot load such a model, a weight is an integer, not finite or implausibly large, or
+            there are weights of layers that the model does not have.
     """
     config = load_config(folder, **options)  # whose numbers are looked at, before a model of so many layers is made
     for name, value in _AS_USED.items():
@@ -55,12 +56,14 @@ def load_pretrained(
 
         auto = getattr(transformers, auto_class)
         try:
+            _check_kinds(folder)
             _check_size(auto, config, folder)
             model, info = auto.from_pretrained(
                 str(folder),
                 config=config,
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below with their names
                 dtype=torch.float32,
                 **SAFELY,
             )
@@ -68,6 +71,10 @@ def load_pretrained(
             raise
         except Exception as error:  # a file from elsewhere makes the libraries raise whatever there is
             raise _cannot_load(folder, purpose, error) from error
+    if info["mismatched_keys"]:
+        name, there, described = min(info["mismatched_keys"])
+        shapes = f"{name} is {tuple(there)}, and {tuple(described)} by config.json"
+        raise _cannot_load(folder, purpose, ValueError(shapes))
     _check_finite(model, folder)
     left_over = sorted(name for name in info["unexpected_keys"] if _OF_A_LAYER.search(name))
     if left_over:
@@ -177,6 +184,22 @@ def _check_numbers(config: Any, folder: Path) -> None:
             fix="correct the file, or copy or export the model again",
             code="invalid-model-config",
         )
+
+
+def _check_kinds(folder: Path) -> None:
+    """Refuse integers as weights: transformers reads the numbers of a quantized file without their scales."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}
+        integers = [name for name, kind in kinds.items() if name.endswith(_OF_A_MODULE) and kind[0] in "IU"]
+        if integers:
+            raise UserError(
+                f"{path} has integers in {', '.join(integers[:3])} ({len(integers)} in all), not trained numbers",
+                fix="give the model as it was before it was quantized",
+                code="weights-are-integers",
+            )
 
 
 def _check_size(auto: Any, config: Any, folder: Path) -> None:

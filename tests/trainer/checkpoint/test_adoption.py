@@ -36,6 +36,7 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 SMALL = {
     "bert": ModelSettings(family="bert", max_position_embeddings=24, **SIZES, **COMMON),
     "modernbert": ModelSettings(family="modernbert", local_attention=8, **SIZES, **COMMON),
+    "eurobert": ModelSettings(family="eurobert", **SIZES, **COMMON),
 }
 TEXTS = ["the old river crossed the wide bridge", "a bridge of stone and of water", "newer words are older"] * 9
 
@@ -173,7 +174,7 @@ def test_widths_that_are_no_multiple_are_made_as_the_loops_say(small, tmp_path):
     load(ours, written(theirs, tmp_path), "size")
     hidden, middle = tiled_by_loops(32, 48), tiled_by_loops(48, 67)
     heads = [16 * head + number for head in tiled_by_loops(2, 3) for number in range(16)]
-    gated = small.family == "modernbert"
+    gated = small.family != "bert"
     rows = {
         "attention.qkv": [32 * part + number for part in range(3) for number in heads],
         "attention.output": hidden,
@@ -246,6 +247,18 @@ def test_another_rope_base_is_taken_and_reported(tmp_path):
     assert load(ours, folder, "rope").adopted == ("rope: model.global_rope_theta from 160,000 to 10,000",)
 
 
+@pytest.mark.parametrize("kind", ["modernbert", "eurobert"])
+def test_more_rotary_positions_are_reported_and_need_no_weights(kind, tmp_path):
+    theirs = model_of(SMALL[kind])
+    folder = written(theirs, tmp_path)
+    longer = model_of(SMALL[kind].model_copy(update={"max_position_embeddings": 60}), seed=5)
+    before = SMALL[kind].max_position_embeddings
+    expected = f"positions: model.max_position_embeddings from {before} to 60; rotary ones have no weights"
+    assert load(longer, folder, "positions").adopted == (expected,)
+    assert all(torch.equal(weight, weights_of(theirs)[name]) for name, weight in weights_of(longer).items())
+    assert load(model_of(SMALL[kind]), folder, "positions").adopted == ("positions: nothing differs",)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -280,7 +293,8 @@ def test_a_damaged_folder_is_refused_and_the_model_stays_as_it_was(damage, code,
         )
     ours = model_of(SMALL["bert"].model_copy(update={"num_hidden_layers": 4}))
     before = {name: weight.clone() for name, weight in weights_of(ours).items()}
-    with pytest.raises(UserError, check=coded(code)):
+    said = r"dense.weight is \(7, 48\), and \(32, 48\) by config.json" if damage == "odd" else None
+    with pytest.raises(UserError, match=said, check=coded(code)):
         load(ours, folder, "size")
     assert all(torch.equal(weight, before[name]) for name, weight in weights_of(ours).items())
 

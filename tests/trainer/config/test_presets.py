@@ -101,7 +101,10 @@ def test_a_preset_is_the_published_recipe(name: str) -> None:
     assert config.optimizer.name == "stable_adamw" and all(stage.gradient_clipping == 0 for stage in stages)
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, "eurobert_210m"])
+CONTINUED = ("continue_domain", "extend_context")
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, *CONTINUED, "eurobert_210m"])
 def test_a_preset_is_short_and_names_its_sources(name: str) -> None:
     lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     assert len(lines) < 80
@@ -134,10 +137,38 @@ def test_eurobert_210m_has_the_sizes_and_rates_of_its_sources() -> None:
     assert (config.data.mask_share, config.data.random_share) == (1.0, 0.0)
 
 
+def test_a_context_is_extended_as_in_the_last_two_stages_of_modernbert_base() -> None:
+    config, whole = load_config("extend_context"), load_config("modernbert_base")
+    assert config.init_from is not None and config.adopt == ("rope", "positions")
+    for ours, theirs in zip(config.stages, whole.stages[1:], strict=True):
+        assert (ours.sequence_length, ours.tokens, ours.weight_decay) == (8192, theirs.tokens, theirs.weight_decay)
+        assert ours.global_batch_tokens == theirs.global_batch_tokens and ours.gradient_clipping == 0
+        assert (ours.model.global_rope_theta, ours.model.local_rope_theta) == MODERN_BASES[1]
+        for place in (1000, 5000, theirs.steps - 1):  # the warmup is over after 3e9 tokens
+            rate = theirs.learning_rate(theirs.first_step + place)
+            assert ours.learning_rate(ours.first_step + place) == pytest.approx(rate)
+            assert ours.masking_rate(ours.first_step + place) == 0.3
+
+
+def test_a_domain_is_continued_as_bioclinical_modernbert_with_one_warmup_and_decay() -> None:
+    """phase1_base.yaml of BioClinical-ModernBERT; Gururangan et al. 2020: 12,500 steps of 2,048 rows of 512."""
+    config = load_config("continue_domain")
+    (stage,) = config.stages
+    assert config.init_from == "answerdotai/ModernBERT-base" and config.adopt == ()
+    assert 0 <= stage.tokens - 13e9 < stage.global_batch_tokens
+    assert stage.tokens == pytest.approx(12_500 * 2048 * 512, rel=0.01)
+    assert (stage.sequence_length, stage.global_batch_tokens, stage.micro_batch_tokens) == (8192, 576 * 8192, 12 * 8192)
+    assert stage.peak_learning_rate == 3e-4 and stage.weight_decay * 3e-4 == pytest.approx(1e-5, rel=2e-3)
+    assert (stage.model.global_rope_theta, stage.model.local_rope_theta) == MODERN_BASES[1]
+    assert [source.weight for source in stage.data.shards] == [0.95, 0.05]
+    rates = [stage.learning_rate(step) / 3e-4 for step in range(stage.steps)]
+    assert rates.index(max(rates)) / stage.steps == pytest.approx(0.06, abs=0.001) and rates[-1] < 0.001
+
+
 H100_BYTES = 79 * 2**30
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, "eurobert_210m"])
+@pytest.mark.parametrize("name", [*PUBLISHED, *CONTINUED, "eurobert_210m"])
 def test_micro_batches_of_published_recipes_fill_8_gpus_of_80_gb_and_leave_few_rows_empty(name: str) -> None:
     """By the estimate: nine tenths at most, and all of the card on one GPU, which holds the whole optimizer. Rows that
     the global batch does not fill cost more than a larger micro-batch gains, and so do those of a small model's ramp-up
@@ -151,7 +182,7 @@ def test_micro_batches_of_published_recipes_fill_8_gpus_of_80_gb_and_leave_few_r
 
 
 GPU_PRESETS = [
-    *PUBLISHED,
+    *(*PUBLISHED, *CONTINUED),
     "eurobert_210m",
     "bert_base",
     "bert_large",

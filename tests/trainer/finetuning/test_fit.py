@@ -77,17 +77,6 @@ def test_the_first_seed_tries_every_rate_and_the_best_continues(setting: Experim
     assert mean == pytest.approx(np.mean(values)) and spread == pytest.approx(np.std(values, ddof=1))
 
 
-@pytest.fixture
-def tiny_eurobert(tiny_hugging_face: Path, tmp_path: Path) -> Path:
-    """The same tokenizer; classifiers of this family average what their head gives for every position."""
-    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32, "pad_token_id": 0}
-    config = transformers.EuroBertConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
-    folder = shutil.copytree(tiny_hugging_face, tmp_path / "eurobert")
-    torch.manual_seed(0)
-    transformers.EuroBertForMaskedLM(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("name", "family"),
     [

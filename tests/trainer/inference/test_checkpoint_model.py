@@ -41,7 +41,7 @@ def open_run(source: ExportSource, folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["bert", "modernbert", "eurobert", "roberta"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "eurobert", "roberta", "xlm-roberta"])
 def test_a_checkpoint_fills_masks_as_its_export_does(small_tokenizer, tmp_path, monkeypatch, family):
     source = make_source(small_tokenizer, family=family)
     ours_model = open_run(source, tmp_path / "run", monkeypatch)

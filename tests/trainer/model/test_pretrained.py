@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -48,6 +49,23 @@ def test_weights_that_fine_tuning_trains_may_be_missing() -> None:
     refuse_random_weights(frozenset({"pooler.dense.weight"}), Path("m"), "an encoder", but=("pooler.",))
     with pytest.raises(UserError, match=r"m lacks a, b, c \(4 in all\)"):
         refuse_random_weights(frozenset("dcba"), Path("m"), "an encoder")
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.int64, torch.uint8])
+def test_integers_as_weights_are_refused_by_all_that_use_them(
+    tiny_hugging_face: Path, tmp_path: Path, kind: torch.dtype
+) -> None:
+    folder = tmp_path / "quantized"
+    shutil.copytree(tiny_hugging_face, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["bert.embeddings.position_ids"] = torch.arange(8)  # older files have it, which is no weight
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    Embedder.load(folder)
+    weights[LOST] = (100 * weights[LOST]).to(kind)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for load in (Embedder.load, FillMask.load):
+        with pytest.raises(UserError, match=f"integers in {LOST}", check=coded("weights-are-integers")):
+            load(folder)
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,25 @@ def test_initial_weights_are_looked_at_with_the_tokenizer_of_the_shards(small_sh
     assert "adopts tokenizer: nothing differs" in told
 
 
+@pytest.mark.parametrize(
+    ("preset", "told"),
+    [
+        ("continue_domain", "of this architecture"),
+        ("extend_context", "adopts rope: model.global_rope_theta from 10,000 to 160,000\nadopts positions: model."),
+    ],
+)
+def test_a_preset_that_continues_a_model_tells_what_becomes_of_it(preset, told, tmp_path):
+    sizes = ["model.num_hidden_layers=2", "model.hidden_size=64", "model.num_attention_heads=1"]
+    theirs = tmp_path / "theirs"
+    write_model(theirs, load_config(preset, sizes))
+    if preset == "extend_context":
+        values = json.loads((theirs / "config.json").read_text())
+        values |= {"max_position_embeddings": 1024, "global_rope_theta": 10_000}
+        (theirs / "config.json").write_text(json.dumps(values))
+    config = load_config(preset, [*sizes, f"init_from={theirs}", f"output_dir={tmp_path / 'run'}"])
+    assert told in explain(planned(config)).partition("Initial weights")[2]
+
+
 def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):
     (tmp_path / "checkpoints" / "step-00000007").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-00000007" / "checkpoint.json").write_text("{}")

@@ -107,6 +107,17 @@ def test_mlflow_itself_loads_the_version_as_pipeline_and_as_function(
     assert len(mlflow.pyfunc.load_model(registered.model_uri).predict(text)) == 1
 
 
+def test_mlflow_loads_a_eurobert_as_pipeline_and_as_function(
+    tiny_eurobert: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    model_uri = register(str(tiny_eurobert), "europeans", "champion", store).model_uri
+    assert type(mlflow.transformers.load_model(model_uri).model).__name__ == "EuroBertForMaskedLM"
+    assert len(mlflow.pyfunc.load_model(model_uri).predict("the cat [MASK] on the mat")) == 1
+
+
 def test_a_version_reports_where_it_comes_from_and_no_secret(
     registered: registration.Registration, exported: Path, store: str
 ) -> None:
