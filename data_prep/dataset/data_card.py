@@ -199,16 +199,20 @@ def _steps(manifest: Manifest) -> Iterator[str]:
     for step in manifest.steps:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in step.dropped.items())
         counts = (step.documents_in, sum(step.dropped.values()), step.documents_out)
-        rows.append((step.name, *(f"{count:,}" for count in counts), reasons or "-"))
+        rows.append((step.title, *(f"{count:,}" for count in counts), reasons or "-"))
     yield Table("Steps", columns, tuple(rows)).markdown()
     if manifest.cut_words:
         yield f"\n{manifest.cut_words:,} words of over 1 MiB were encoded in parts; no text was dropped."
-    losing = tuple(
-        (source.name, reason, f"{count:,}") for source in manifest.sources for reason, count in source.dropped.items()
-    )
+    names, losing = ["source", "step", "reason"], list[tuple[str, ...]]()
+    for source in manifest.sources:
+        for step, reasons in source.steps.items():
+            losing += [(source.name, step, reason, f"{count:,}") for reason, count in reasons.items()]
+    if all(source.dropped_by_step is None for source in manifest.sources):  # of an earlier release, whose card stays
+        names.remove("step")
+        losing = [(each.name, why, f"{count:,}") for each in manifest.sources for why, count in each.dropped.items()]
     if losing:
-        names = (Column("source", False), Column("reason", False), Column("documents dropped"))
-        yield f"\n{Table('Dropped', names, losing).markdown()}"
+        columns = (*(Column(name, False) for name in names), Column("documents dropped"))
+        yield f"\n{Table('Dropped', columns, tuple(losing)).markdown()}"
 
 
 def _is_compared(preparation: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from data_prep.dataset.manifest import ADDITIONS, TOKENIZER_FOLDER, Manifest
 from data_prep.dataset.manifest_records import InputRecord, InputsFile, SourceRecord, TokenizerRecord, inputs_file
 from data_prep.dataset.safeguards import ADDITION, SAFEGUARDS, check_source_names, write_filter_lists
 from data_prep.dataset.versions import next_version, publish
+from data_prep.documents.drops import by_step, by_summary, filter_step
 from data_prep.pipeline.inheritance import filter_lists, given_filters
 from data_prep.pipeline.job import dtype_name
 from data_prep.pipeline.map_phase import MapSummary
@@ -150,6 +151,8 @@ def _source_records(plan: Plan, summary: MapSummary, totals: ShardTotals) -> tup
         counts = totals.source_counts[plan.first_source + number].tolist()
         documents, sentences, tokens, words, text_bytes = counts
         dropped = summary.dropped[number] + totals.dropped[number]
+        filters = plan.reading.settings[number].filters
+        chain: dict[str, dict[str, int]] = {filter_step(place, each.name): {} for place, each in enumerate(filters, 1)}
         records.append(
             SourceRecord(
                 name=source.name,
@@ -157,7 +160,8 @@ def _source_records(plan: Plan, summary: MapSummary, totals: ShardTotals) -> tup
                 license=source.license,
                 date=source.date,
                 language=plan.reading.settings[number].language,
-                dropped=dict(sorted(dropped.items())),
+                dropped=by_summary(dropped),
+                dropped_by_step={**chain, **by_step(dropped)},
                 documents=documents,
                 sentences=sentences,
                 tokens=tokens,

@@ -88,7 +88,7 @@ def step_table(manifest: Manifest) -> Table:
         (Column("step", False), *map(Column, ("in", "dropped", "out")), Column("reasons", False)),
         tuple(
             (
-                step.name,
+                step.title,
                 f"{step.documents_in:,}",
                 f"{sum(step.dropped.values()):,}",
                 f"{step.documents_out:,}",
