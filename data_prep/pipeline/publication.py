@@ -189,7 +189,7 @@ def source_budgets(config: PreparationConfig, train_tokens: Sequence[float]) -> 
     found = [source.max_tokens for source in config.sources]
     if total is None:
         return found
-    own = [_own_budget(source, tokens) for source, tokens in zip(config.sources, train_tokens, strict=True)]
+    own = [own_budget(source, tokens) for source, tokens in zip(config.sources, train_tokens, strict=True)]
     used = math.ceil(sum(budget for budget in own if budget is not None))
     sharing = [number for number, budget in enumerate(own) if budget is None and train_tokens[number]]
     weights = [config.sources[number].weight or train_tokens[number] for number in sharing]
@@ -218,7 +218,7 @@ def planned_use(config: PreparationConfig, train_tokens: Sequence[float]) -> lis
     budgets = source_budgets(config, train_tokens)
     found = []
     for source, tokens, budget in zip(config.sources, train_tokens, budgets, strict=True):
-        own = _own_budget(source, tokens)
+        own = own_budget(source, tokens)
         if config.total_tokens is not None:
             found.append(float(budget or 0) if own is None else own)
         else:
@@ -226,7 +226,7 @@ def planned_use(config: PreparationConfig, train_tokens: Sequence[float]) -> lis
     return found
 
 
-def _own_budget(source: Source, train_tokens: float) -> float | None:
+def own_budget(source: Source | SourceRecord, train_tokens: float) -> float | None:
     """Return the tokens that `epochs` and `max_tokens` give a source of `train_tokens` tokens; None without both."""
     bounds = [float(source.max_tokens)] if source.max_tokens is not None else []
     bounds += [source.epochs * train_tokens] if source.epochs is not None else []
