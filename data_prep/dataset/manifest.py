@@ -233,11 +233,9 @@ class Manifest(ManifestPart):
         """Return the settings of each source's filters, as the configuration has them, by their place from 1."""
         found: dict[str, dict[int, str]] = {}
         for settings in self.preparations:
-            common = settings.get("documents", {}).get("filters")
+            common = _by_place(settings.get("documents", {}).get("filters"))
             for source in settings.get("sources", []):
-                filters = source.get("filters", common)
-                listed = filters if isinstance(filters, list) else []
-                found[source["name"]] = {n: json.dumps(each, sort_keys=True) for n, each in enumerate(listed, 1)}
+                found[source["name"]] = _by_place(source["filters"]) if "filters" in source else common
         return [found.get(source.name, {}) for source in self.sources]
 
     @property
@@ -300,6 +298,11 @@ def _older_versions(folder: str, current: Manifest) -> list[Manifest]:
     # By name, because https:// cannot be listed.
     urls = (storage.join(folder, older_version_name(number)) for number in range(current.version - 1, 0, -1))
     return [_parse(url, _RESTORE_OLDER) for url in takewhile(storage.exists, urls)][::-1]
+
+
+def _by_place(filters: Any) -> dict[int, str]:
+    listed = filters if isinstance(filters, list) else []
+    return {place: json.dumps(each, sort_keys=True) for place, each in enumerate(listed, 1)}
 
 
 def _total(dropped: Mapping[str, int]) -> int:

@@ -237,6 +237,13 @@ class SourceRecord(ManifestPart):
         return self.model_copy(update=left)
 
 
+def own_budget(max_tokens: int | None, epochs: float | None, train_tokens: float) -> float | None:
+    """Return the tokens that `epochs` and `max_tokens` give a source of `train_tokens` tokens; None without both."""
+    bounds = [float(max_tokens)] if max_tokens is not None else []
+    bounds += [epochs * train_tokens] if epochs is not None else []
+    return min(bounds, default=None)
+
+
 class StepRecord(ManifestPart):
     """Documents that a step of preparation read, dropped by reason, and passed on.
 

@@ -6,6 +6,7 @@ The code that drops a document names both. The reason of a step may equal that o
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,9 @@ _EARLIER: dict[str, tuple[str, ...]] = {
     DEDUPLICATION: ("duplicate", "near duplicate", "in the data set already", "removed earlier"),
     REMOVAL: ("removed",),
 }
+_SUMMARIES = {
+    reason: (number, place) for number, reasons in enumerate(_EARLIER.values()) for place, reason in enumerate(reasons)
+}
 _UNNAMED = (READING, EARLIER_FILTERING, CLEANING, DEDUPLICATION, NEAR_DUPLICATES, REMOVAL)
 """Steps that messages leave out: their reasons say enough."""
 
@@ -78,12 +82,14 @@ def place_of_filter(step: str) -> int | None:
     return None if found is None else int(found[1])
 
 
+@functools.lru_cache(maxsize=4096)
 def name_of_filter(step: str) -> str | None:
     """Return the name of the filter of a step; None for another step."""
     found = _FILTER.fullmatch(step)
     return None if found is None else found[2]
 
 
+@functools.lru_cache(maxsize=4096)
 def step_order(step: str) -> tuple[int, int, str]:
     """Return a key that sorts steps in the order in which documents pass them; an unknown step is the last."""
     place = place_of_filter(step)
@@ -127,10 +133,10 @@ def earlier_drop(reason: str) -> Drop:
     """
     if reason.startswith(_FILTER_PREFIX):
         return Drop(EARLIER_FILTERING, reason)
-    return Drop(next((step for step, reasons in _EARLIER.items() if reason in reasons), READING), reason)
+    return Drop([*_EARLIER][_SUMMARIES[reason][0]] if reason in _SUMMARIES else READING, reason)
 
 
 def summary_order(reason: str) -> tuple[int, int, str]:
     """Return a key that sorts the reasons by which manifests add drops up, in the order of the steps."""
-    step, reasons = earlier_drop(reason).step, [*READING_REASONS, *(each for of in _EARLIER.values() for each in of)]
-    return [*_EARLIER].index(step), reasons.index(reason) if reason in reasons else 0, reason
+    number, place = _SUMMARIES.get(reason, ([*_EARLIER].index(earlier_drop(reason).step), 0))
+    return number, place, reason

@@ -10,10 +10,9 @@ from typing import NamedTuple
 from data_prep.base.table import Column, Table
 from data_prep.base.terminal import counted, listed
 from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.manifest_records import RemovalRecord, StepRecord
+from data_prep.dataset.manifest_records import RemovalRecord, StepRecord, own_budget
 from data_prep.documents.drops import EARLIER_FILTERING, REMOVAL, Drop, name_of_filter, place_of_filter
 from data_prep.filters.protocol import UNUSABLE
-from data_prep.pipeline.publication import own_budget
 
 _MOST_REASONS = 3  # that a sentence or a cell names
 NOT_STATED = "not stated"
@@ -138,7 +137,7 @@ def training_use(manifest: Manifest) -> TrainingUse:
         tokens = [float(of_source[source.name]) for source in sources]
     uses = []
     for source, own in zip(sources, tokens, strict=True):
-        budget = own_budget(source, own)
+        budget = own_budget(source.max_tokens, source.epochs, own)
         uses.append((source.weight or (own if budget is None else budget)) if own else 0.0)
     total = sum(uses) or 1.0
     run_tokens = sum(tokens if any(source.weight for source in sources) else uses)
