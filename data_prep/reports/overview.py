@@ -92,18 +92,18 @@ _EARLIER_REASON = re.compile(rf"filter ((?:{'|'.join(_OF_FILTERS)})(?::\w+)?): (
 
 
 def plain_reason(drop: Drop) -> str:
-    """Return why a document was left out in words that follow "the document"; a user's own reasons stay as they are."""
+    """Return why a document was left out in words that follow "the document"; reasons of a user's own are quoted."""
     name, reason = name_of_filter(drop.step), drop.reason
     if drop.step == EARLIER_FILTERING and (found := _EARLIER_REASON.fullmatch(reason)):
         name, reason = found[1], found[2]
-    if name is None:
-        return _REASONS.get(reason, reason)
-    if reason == UNUSABLE:
+    if name is None and reason in _REASONS:
+        return _REASONS[reason]
+    if name is not None and reason == UNUSABLE:
         return "has values that the filter cannot judge"
-    for pattern, meaning in _OF_FILTERS.get(name.partition(":")[0], ()):
+    for pattern, meaning in _OF_FILTERS.get((name or "").partition(":")[0], ()):
         if found := re.fullmatch(pattern, reason, re.DOTALL):
             return meaning.format(*found.groups())
-    return reason
+    return f'was dropped as "{reason}"'
 
 
 def plain_step(step: StepRecord) -> str:
