@@ -212,6 +212,9 @@ def _downloaded_if_on_hub(tokenizer: str) -> str:
 def plan_preparation(request: Request) -> Preparation:
     """Load the tokenizer and plan the work."""
     tokenizer = Tokenizer.load(request.tokenizer)
+    theirs = tokenizer.fingerprint if request.parent is None else request.parent.tokenizer.fingerprint
+    if theirs != tokenizer.fingerprint and tokenizer.is_named(theirs):  # of an earlier release: the data set keeps it
+        tokenizer = Tokenizer.load(storage.join(request.output, TOKENIZER_FOLDER))
     plan = make_plan(request.config, tokenizer, request.parent, request.inputs)
     plan = dataclasses.replace(plan, not_passed=request.not_passed, grown=request.grown)
     return Preparation(request.config, tokenizer, plan, request.output)

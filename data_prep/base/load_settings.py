@@ -21,6 +21,8 @@ from data_prep.base.logs import logger
 from data_prep.base.setting_errors import MIN_LIKENESS, violations
 from data_prep.base.settings import Settings
 
+COMMAND_LINE = "the command line"
+"""Where values are from that no file has, in messages."""
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
@@ -32,7 +34,7 @@ def load_settings(
     A setting that is a text becomes what was typed, such as `007`, `yes` or `a #b`. A file with `base: NAME` begins
     with the values of another file beside it, or of a preset.
     """
-    source = str(path) if path is not None else "the command line"
+    source = str(path) if path is not None else COMMAND_LINE
     values: dict[str, Any] = {}
     if path is not None or overrides:
         from data_prep.base.overrides import read_settings
@@ -60,6 +62,8 @@ def validate_settings(
     except ValidationError as error:
         found = violations(schema, error, values, typed or {})
     first = found[0]
+    origins = dict.fromkeys(COMMAND_LINE if each.is_typed else source for each in found)
+    source = " and ".join(origins)
     if len(found) == 1:
         raise UsageError(f"{source}: {first.problem}", fix=first.fix, code=first.code)
     paired = (f"{number}) {each.problem}: {each.fix}" for number, each in enumerate(found, 1))

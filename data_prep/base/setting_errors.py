@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -36,11 +36,16 @@ _KINDS = {
 
 
 class Violation(NamedTuple):
-    """One setting that is wrong: the problem, the fix as an imperative, and the rule's stable name in kebab case."""
+    """One setting that is wrong: the problem, the fix as an imperative, and the rule's stable name in kebab case.
+
+    Attributes:
+        is_typed: the value was typed on the command line.
+    """
 
     problem: str
     fix: str
     code: str
+    is_typed: bool = False
 
 
 def violations(
@@ -51,7 +56,16 @@ def violations(
     Args:
         typed: the texts of values that were typed on the command line, by setting: problems repeat them.
     """
-    return [_explain(schema, item, values, typed) for item in _without_types(error.errors(), values)]
+    return [
+        _explain(schema, item, values, typed)._replace(is_typed=_is_typed(item["loc"], typed))
+        for item in _without_types(error.errors(), values)
+    ]
+
+
+def _is_typed(names: Sequence[int | str], typed: Iterable[str]) -> bool:
+    """Return whether a setting, or a section that holds it, is among those that were typed."""
+    parents = {".".join(map(str, names[:length])) for length in range(1, len(names) + 1)}
+    return any(name.replace("[", ".").replace("]", "") in parents for name in typed)
 
 
 def _without_types(errors: Sequence[Any], values: object) -> list[Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 _LONGEST_PARAGRAPH = 4_000  # characters
+_LISTED = 5
 
 # C0 and C1 controls (escape sequences begin with one), line separators, the characters that override the direction
 # of what follows them (Unicode TR 9, and the "trojan source" attack), and lone surrogates, which cannot be encoded.
@@ -39,6 +41,12 @@ def json_line(value: Any) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number and its noun: `1 rank`, `1,024 ranks`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names in a line: the first ones, and how many more there are."""
+    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+    return f"{', '.join(names[:_LISTED])}{more}"
 
 
 def duration(seconds: float, with_hours: bool = False) -> str:

@@ -18,7 +18,7 @@ from data_prep.dataset.manifest_records import RemovalRecord, SourceRecord
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer_info import TokenizerInfo
 
-__all__ = ["CARD_NAME", "card_changes", "card_problem", "data_card", "escaped", "write_data_card"]
+__all__ = ["CARD_NAME", "card_changes", "card_in", "card_problem", "data_card", "escaped", "write_data_card"]
 
 CARD_NAME = "DATA_CARD.md"
 NOT_STATED = "not stated"
@@ -51,7 +51,7 @@ for record in webdataset.WebDataset(shards, shardshuffle=False).decode():
 
 def write_data_card(folder: str, manifest: Manifest) -> None:
     """Write the card of this version; its tokenizer must be in `folder` already."""
-    storage.write_bytes(storage.join(folder, CARD_NAME), _card_in(folder, manifest).encode())
+    storage.write_bytes(storage.join(folder, CARD_NAME), card_in(folder, manifest).encode())
 
 
 def card_changes(folder: str, manifest: Manifest) -> str | None:
@@ -60,7 +60,7 @@ def card_changes(folder: str, manifest: Manifest) -> str | None:
     if not storage.exists(url):
         return "it is missing"
     found = storage.read_bytes(url).decode(errors="replace").split("\n")
-    for number, (line, right) in enumerate(zip_longest(found, _card_in(folder, manifest).split("\n")), 1):
+    for number, (line, right) in enumerate(zip_longest(found, card_in(folder, manifest).split("\n")), 1):
         if line != right:
             present = "is missing" if line is None else f"is {line[:_SHOWN_CHARACTERS]!r}"
             wanted = "has no such line" if right is None else f"gives {right[:_SHOWN_CHARACTERS]!r}"
@@ -87,7 +87,8 @@ def card_problem(folder: str, current: Manifest, own_version: str) -> str | None
     return None if changes is None else f"{where} was edited: {changes}. {fix}"
 
 
-def _card_in(folder: str, manifest: Manifest) -> str:
+def card_in(folder: str, manifest: Manifest) -> str:
+    """Return the card of a version of the data set in `folder`, which holds its tokenizer."""
     info = TokenizerInfo.read(storage.join(folder, TOKENIZER_FOLDER))
     settings = None if info is None else info.settings
     normalization = None if settings is None else settings.normalization.model_dump(mode="json")
@@ -199,16 +200,20 @@ def _steps(manifest: Manifest) -> Iterator[str]:
     for step in manifest.steps:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in step.dropped.items())
         counts = (step.documents_in, sum(step.dropped.values()), step.documents_out)
-        rows.append((step.name, *(f"{count:,}" for count in counts), reasons or "-"))
+        rows.append((step.title, *(f"{count:,}" for count in counts), reasons or "-"))
     yield Table("Steps", columns, tuple(rows)).markdown()
     if manifest.cut_words:
         yield f"\n{manifest.cut_words:,} words of over 1 MiB were encoded in parts; no text was dropped."
-    losing = tuple(
-        (source.name, reason, f"{count:,}") for source in manifest.sources for reason, count in source.dropped.items()
-    )
+    names, losing = ["source", "step", "reason"], list[tuple[str, ...]]()
+    for source in manifest.sources:
+        for name, dropped in source.steps.items():
+            losing += [(source.name, name, reason, f"{count:,}") for reason, count in dropped.items()]
+    if all(source.dropped_by_step is None for source in manifest.sources):  # of an earlier release, whose card stays
+        names.remove("step")
+        losing = [(each.name, why, f"{count:,}") for each in manifest.sources for why, count in each.dropped.items()]
     if losing:
-        names = (Column("source", False), Column("reason", False), Column("documents dropped"))
-        yield f"\n{Table('Dropped', names, losing).markdown()}"
+        columns = (*(Column(name, False) for name in names), Column("documents dropped"))
+        yield f"\n{Table('Dropped', columns, tuple(losing)).markdown()}"
 
 
 def _is_compared(preparation: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Mapping
 from itertools import takewhile
 from typing import Annotated, Any, Literal
 
@@ -25,7 +26,6 @@ from pydantic_core import to_jsonable_python
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.validation import first_problem
 from data_prep.dataset.manifest_records import (
-    STEPS,
     FileRecord,
     InputRecord,
     InputsFile,
@@ -36,9 +36,17 @@ from data_prep.dataset.manifest_records import (
     SplitRecord,
     StepRecord,
     TokenizerRecord,
-    step_of,
 )
 from data_prep.dataset.missing_data_set import explain_missing_data_set
+from data_prep.documents.drops import (
+    CLEANING,
+    DEDUPLICATION,
+    READING,
+    REMOVAL,
+    place_of_filter,
+    step_order,
+    summary_order,
+)
 from data_prep.storage import storage
 
 MANIFEST_NAME = "manifest.json"
@@ -53,6 +61,10 @@ _RESTORE = (
     "repeat removals and additions by hand"
 )
 _RESTORE_OLDER = "restore it, or delete the older versions with 'remove --purge'"
+
+
+_ALWAYS = (READING, CLEANING, DEDUPLICATION, REMOVAL)
+"""Steps that are listed even if they drop nothing."""
 
 
 class UnknownVersion(UsageError):
@@ -170,17 +182,11 @@ class Manifest(ManifestPart):
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Dropped documents of all sources by reason, in the order of `STEPS`."""
+        """Dropped documents of all sources by reason, in the order of the steps."""
         totals: Counter[str] = Counter()
         for source in self.sources:
             totals.update(source.dropped)
-        order = [reason for reasons in STEPS.values() for reason in reasons]
-        steps = [*STEPS]
-
-        def sort_key(reason: str) -> tuple[int, int, str]:
-            return steps.index(step_of(reason)), order.index(reason) if reason in order else 0, reason
-
-        return {reason: totals[reason] for reason in sorted(totals, key=sort_key) if totals[reason]}
+        return {reason: totals[reason] for reason in sorted(totals, key=summary_order) if totals[reason]}
 
     @property
     def cut_words(self) -> int:
@@ -191,20 +197,46 @@ class Manifest(ManifestPart):
     def steps(self) -> tuple[StepRecord, ...]:
         """Input, dropped and output documents of each step; the output of the last step is what the shards hold.
 
-        Filtering is no step where nothing was filtered out.
+        A filter that does not have the same place, name and settings in the chains of all sources is a step of its own
+        for each group of sources with the same. Of the other steps some are left out that drop nothing.
         """
-        dropped = self.dropped
-        left = sum(source.documents for source in self.sources) + sum(dropped.values())
+        of_sources = [source.steps for source in self.sources]
+        chains, left = self._chains(), [source.documents for source in self.sources]
+        left = [number + sum(map(_total, steps.values())) for number, steps in zip(left, of_sources, strict=True)]
         records = []
-        for name in STEPS:
-            here = {reason: count for reason, count in dropped.items() if step_of(reason) == name}
-            if name == "filtering" and not here:
-                continue
-            records.append(
-                StepRecord(name=name, documents_in=left, dropped=here, documents_out=left - sum(here.values()))
-            )
-            left = records[-1].documents_out
+        for name in sorted({*_ALWAYS, *(step for steps in of_sources for step in steps)}, key=step_order):
+            place, groups = place_of_filter(name), dict[str, list[int]]()
+            for number, steps in enumerate(of_sources):
+                if place is None or name in steps:
+                    key = "" if place is None else chains[number].get(place, "")
+                    groups.setdefault(key, []).append(number)
+            for group in groups.values() or [[]]:
+                found: Counter[str] = Counter()
+                for number in group:
+                    found.update(of_sources[number].get(name, {}))
+                dropped = {reason: found[reason] for reason in sorted(found, key=summary_order)}
+                documents_in = sum(left[number] for number in group)
+                for number in group:
+                    left[number] -= _total(of_sources[number].get(name, {}))
+                records.append(
+                    StepRecord(
+                        name=name,
+                        sources=() if len(group) == len(left) else tuple(self.sources[each].name for each in group),
+                        documents_in=documents_in,
+                        dropped=dropped,
+                        documents_out=documents_in - _total(dropped),
+                    )
+                )
         return tuple(records)
+
+    def _chains(self) -> list[dict[int, str]]:
+        """Return the settings of each source's filters, as the configuration has them, by their place from 1."""
+        found: dict[str, dict[int, str]] = {}
+        for settings in self.preparations:
+            common = _by_place(settings.get("documents", {}).get("filters"))
+            for source in settings.get("sources", []):
+                found[source["name"]] = _by_place(source["filters"]) if "filters" in source else common
+        return [found.get(source.name, {}) for source in self.sources]
 
     @property
     def digest(self) -> str:
@@ -266,6 +298,15 @@ def _older_versions(folder: str, current: Manifest) -> list[Manifest]:
     # By name, because https:// cannot be listed.
     urls = (storage.join(folder, older_version_name(number)) for number in range(current.version - 1, 0, -1))
     return [_parse(url, _RESTORE_OLDER) for url in takewhile(storage.exists, urls)][::-1]
+
+
+def _by_place(filters: Any) -> dict[int, str]:
+    listed = filters if isinstance(filters, list) else []
+    return {place: json.dumps(each, sort_keys=True) for place, each in enumerate(listed, 1)}
+
+
+def _total(dropped: Mapping[str, int]) -> int:
+    return sum(dropped.values())
 
 
 def _list_of_mappings(settings: dict[str, Any], name: str) -> list[dict[str, Any]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,9 +20,9 @@ from pydantic import (
 )
 
 from data_prep.base.errors import UserError
+from data_prep.base.terminal import listed
 from data_prep.base.validation import FileName, Sha256, first_problem
-from data_prep.documents.rejects import READING_REASONS
-from data_prep.filters.protocol import is_filter_reason
+from data_prep.documents.drops import REMOVAL, Drop, by_step, by_summary, earlier_drop, step_order
 from data_prep.storage import storage
 from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, OWN_SPECIAL_TOKENS, SpecialTokens
 
@@ -30,29 +31,6 @@ REBUILD = (
     "prints the command)"
 )
 """The fix for a damaged shard, index, provenance sidecar or file of token counts."""
-
-STEPS: dict[str, tuple[str, ...]] = {
-    "reading": READING_REASONS,
-    "filtering": (),
-    "cleaning": ("empty", "too short", "too long"),
-    "deduplication": ("duplicate", "near duplicate", "in the data set already", "removed earlier"),
-    "removal": ("removed",),
-}
-"""The steps that may leave a document out, in their order, each with its reasons in the order of reports.
-
-The last step is the command `remove`.
-"""
-
-
-def step_of(reason: str) -> str:
-    """Return the step that drops documents for this reason.
-
-    A filter's reason names the filter. Every reason that no later step has is one of reading: formats have their own.
-    """
-    if is_filter_reason(reason):
-        return "filtering"
-    return next((step for step, reasons in STEPS.items() if reason in reasons), "reading")
-
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 ShardFileName = Annotated[str, Field(pattern=r"^(train|valid)-[0-9]{6}\.tar$")]
@@ -198,7 +176,10 @@ class SourceRecord(ManifestPart):
     license: str | None = None
     date: str | None = None
     language: str | None = None
-    dropped: dict[str, Count] = Field(description="what was left out of it, by reason (`STEPS` names them)")
+    dropped: dict[str, Count] = Field(description="what was left out of it, by reason; filters are named in theirs")
+    dropped_by_step: dict[str, dict[str, Count]] | None = Field(
+        None, description="the same by step and reason, with each filter of its chain; none of earlier releases"
+    )
     documents: Count
     sentences: Count
     tokens: Count
@@ -214,14 +195,72 @@ class SourceRecord(ManifestPart):
         None, description="how often a training run uses each of its documents"
     )
 
+    @model_validator(mode="after")
+    def _adds_up(self) -> SourceRecord:
+        if self.dropped_by_step is not None:
+            summed = by_summary(self.drops)
+            if summed != {reason: count for reason, count in sorted(self.dropped.items()) if count}:
+                raise ValueError("its drops by step are other ones than those by reason")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without drops by step if there are none, so that the manifest of an earlier release keeps its digest."""
+        values: dict[str, Any] = handler(self)
+        if self.dropped_by_step is None:
+            del values["dropped_by_step"]
+        return values
+
+    @property
+    def drops(self) -> dict[Drop, int]:
+        """What was left out of it; of each reason that an earlier release recorded the step that had it."""
+        if self.dropped_by_step is None:
+            return {earlier_drop(reason): count for reason, count in self.dropped.items() if count}
+        steps = self.dropped_by_step.items()
+        return {Drop(step, reason): count for step, reasons in steps for reason, count in reasons.items() if count}
+
+    @property
+    def steps(self) -> dict[str, dict[str, int]]:
+        """What each step left out of it, by reason, in order; with the filters that left nothing out."""
+        without = dict.fromkeys(self.dropped_by_step or {})
+        found = {step: dict[str, int]() for step in without} | by_step(self.drops)
+        return dict(sorted(found.items(), key=lambda each: step_order(each[0])))
+
+    def without(self, gone: Mapping[str, int]) -> SourceRecord:
+        """Return the record after documents were removed, with `gone` of each count."""
+        left: dict[str, Any] = {name: getattr(self, name) - count for name, count in gone.items()}
+        if removed := gone["documents"]:
+            drops = Counter(self.drops) + Counter({Drop(REMOVAL, "removed"): removed})
+            left["dropped"] = by_summary(drops)
+            if self.dropped_by_step is not None:
+                left["dropped_by_step"] = self.dropped_by_step | by_step(drops)
+        return self.model_copy(update=left)
+
+
+def own_budget(max_tokens: int | None, epochs: float | None, train_tokens: float) -> float | None:
+    """Return the tokens that `epochs` and `max_tokens` give a source of `train_tokens` tokens; None without both."""
+    bounds = [float(max_tokens)] if max_tokens is not None else []
+    bounds += [epochs * train_tokens] if epochs is not None else []
+    return min(bounds, default=None)
+
 
 class StepRecord(ManifestPart):
-    """Documents that a step of preparation read, dropped by reason, and passed on."""
+    """Documents that a step of preparation read, dropped by reason, and passed on.
+
+    Attributes:
+        sources: those whose documents pass a filter, where others have another chain; empty for all.
+    """
 
     name: str
+    sources: tuple[str, ...] = ()
     documents_in: Count
     dropped: dict[str, Count]
     documents_out: Count
+
+    @property
+    def title(self) -> str:
+        """The name, with the sources where not all pass the step."""
+        return f"{self.name} (of {listed(self.sources)})" if self.sources else self.name
 
 
 class RemovalRecord(ManifestPart):

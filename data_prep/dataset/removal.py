@@ -16,7 +16,7 @@ import safetensors.numpy
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, split_record, token_counts_file
 from data_prep.dataset.manifest import Manifest, read_manifest
-from data_prep.dataset.manifest_records import FileRecord, RemovalRecord, ShardRecord, SourceRecord, record_of
+from data_prep.dataset.manifest_records import FileRecord, RemovalRecord, ShardRecord, record_of
 from data_prep.dataset.provenance_sidecar import read_provenance, rows_to_remove
 from data_prep.dataset.removal_request import Found, RemovalRequest, find_documents
 from data_prep.dataset.removed_names import (
@@ -275,7 +275,10 @@ def _finish(
     return parent.model_copy(
         update={
             **splits,
-            "sources": tuple(map(_without, parent.sources, gone.tolist())),
+            "sources": tuple(
+                source.without(dict(zip(SOURCE_COLUMNS, counts, strict=True)))
+                for source, counts in zip(parent.sources, gone.tolist(), strict=True)
+            ),
             "token_counts": counts_record,
             "version": version,
             "parent": parent.digest,
@@ -308,10 +311,3 @@ def _write_ids(folder: str, new: Remembered, version: int) -> FileRecord:
     name = f"removed-{version:06d}.safetensors"
     storage.write_bytes(storage.join(folder, name), data)
     return record_of(name, data)
-
-
-def _without(source: SourceRecord, gone: Sequence[int]) -> SourceRecord:
-    left = {name: getattr(source, name) - count for name, count in zip(SOURCE_COLUMNS, gone, strict=True)}
-    removed = source.dropped.get("removed", 0) + gone[0]
-    dropped = {**source.dropped, "removed": removed} if removed else source.dropped
-    return source.model_copy(update={**left, "dropped": dict(sorted(dropped.items()))})

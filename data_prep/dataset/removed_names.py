@@ -26,6 +26,8 @@ from data_prep.storage import storage
 from data_prep.text.cleaning import replace_surrogates
 
 REMOVED_IDS = "document_ids"
+REMOVED_EARLIER = "removed earlier"
+"""Why an addition leaves a document out that was removed from the data set."""
 NOT_PRESENT = "not_present"
 """Tensor of a removal: the hashes of its names, or its document ids, that no document had."""
 

@@ -65,6 +65,11 @@ class ShardDocuments:
         """Return the numbers of the documents with this id: several for the pieces of one, none if it is elsewhere."""
         return np.flatnonzero(self._index.document_ids == np.uint64(document_id)).tolist()
 
+    def first_of_sources(self) -> dict[int, int]:
+        """Return the number of the first document of each source, by the number of the source."""
+        sources, firsts = np.unique(self._index.document_sources, return_index=True)
+        return dict(zip(sources.tolist(), firsts.tolist(), strict=True))
+
     def location(self, number: int) -> DocumentLocation:
         """Return the location and the source of document `number`."""
         record = self._record(number)

@@ -18,6 +18,7 @@ from typing import BinaryIO, cast
 from data_prep.base import progress
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
+from data_prep.documents.drops import READING, Drop, of_step
 from data_prep.documents.formats.format_registry import BUILT_IN, Formats, read_documents
 from data_prep.documents.formats.input_format import Fields, Format, Part, Reading
 from data_prep.documents.input_files import InputUnit
@@ -62,9 +63,7 @@ class DocumentReader:
     Attributes:
         is_one_document: whether the whole file is one document.
         rejects: what reading left out, and the position of the last document.
-        filtered: number of documents that a `FilterChain` leaves out, by reason.
-        dropped: number of all documents left out, by reason; complete at the end, when what reading left out is also
-            logged as a warning.
+        filtered: number of documents that a `FilterChain` leaves out.
         languages: counts of the languages that documents name, where the settings have a field for it.
         sha256: digest of what was read, at the end: of a whole or compressed file its bytes, of a part of a text file
             the bytes of its range, of a format with an outline, such as Parquet, the ranges of that.
@@ -82,7 +81,7 @@ class DocumentReader:
         self.sha256 = ""
         self.num_rows: int | None = None
         self.bytes_read = 0
-        self.filtered: Counter[str] = Counter()
+        self.filtered: Counter[Drop] = Counter()
         self.languages = DocumentLanguages()
         self.is_quiet = False
         self.unit = unit
@@ -98,7 +97,13 @@ class DocumentReader:
 
     @property
     def dropped(self) -> Counter[str]:
-        return self.rejects.dropped + self.filtered
+        """Number of documents that reading left out, by reason; complete at the end, when it is logged as a warning."""
+        return self.rejects.dropped
+
+    @property
+    def drops(self) -> Counter[Drop]:
+        """Number of all documents that reading and filters left out."""
+        return of_step(READING, self.rejects.dropped) + self.filtered
 
     def __iter__(self) -> Iterator[Document]:
         num_documents, num_reported, reported_at = 0, 0, time.monotonic()

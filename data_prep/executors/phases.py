@@ -117,7 +117,7 @@ def add_up_results(
         return _sum(map(tally_of, urls))
     tasks = [
         AggregationTask(
-            tally_of, tuple(urls[first : first + FAN_IN]), storage.join(work_folder, f"{name}-{first:07d}.tally.json")
+            tally_of, tuple(urls[first : first + FAN_IN]), storage.join(work_folder, f"{name}-{first:07d}.counts.json")
         )
         for first in range(0, len(urls), FAN_IN)
     ]
@@ -141,7 +141,7 @@ class Tally:
     """What tasks counted; `+=` adds what others counted, in the order of the tasks.
 
     Attributes:
-        counts: by a name and what is counted, such as ("dropped", 2, "duplicate") of the source 2.
+        counts: by a name and what is counted, such as ("dropped", 2, "deduplication", "duplicate") of the source 2.
         arrays: int64 counts by name, of one shape in all tasks.
         lists: JSON values by name.
     """
@@ -161,14 +161,6 @@ class Tally:
     def of(self, name: str) -> Counter[Any]:
         """Return the counts of a name by the one thing that is counted, such as the number of a source."""
         return Counter({key[1]: count for key, count in self.counts.items() if key[0] == name})
-
-    def dropped(self, num_sources: int) -> tuple[Counter[str], ...]:
-        """Return the counts of the name "dropped" of each source by reason."""
-        found = tuple(Counter[str]() for _ in range(num_sources))
-        for key, count in self.counts.items():
-            if key[0] == "dropped":
-                found[int(key[1])][str(key[2])] = count
-        return found
 
     def as_json(self) -> dict[str, Any]:
         return {

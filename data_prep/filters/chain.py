@@ -16,10 +16,11 @@ from data_prep.base.errors import Stopped, UserError, failure
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.documents.document import Document, is_json, numbered, wrong_values
 from data_prep.documents.documents import DocumentReader, unit_sha256
+from data_prep.documents.drops import FILTERED_TEXT, Drop, filter_step
 from data_prep.documents.formats.format_registry import Formats
 from data_prep.documents.input_files import InputUnit
 from data_prep.documents.rejects import BadInput, Fault
-from data_prep.filters.protocol import UNUSABLE, filter_reason
+from data_prep.filters.protocol import UNUSABLE
 from data_prep.filters.registry import Step, configured_filters, described_filters, fingerprint_of, planned_filters
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, has_too_many_marks
@@ -130,7 +131,7 @@ class FilterChain:
     def apply(
         self,
         reader: DocumentReader,
-        on_drop: Callable[[Document, str], None] | None = None,
+        on_drop: Callable[[Document, Drop], None] | None = None,
         costs: Sequence[StepCost] | None = None,
     ) -> Iterator[Document]:
         """Yield the documents that all filters keep; count the others in `reader.filtered`.
@@ -138,7 +139,7 @@ class FilterChain:
         A document without id and URL gets the name of its file as its id, with its position there.
 
         Args:
-            on_drop: called with each document that a filter drops, and its reason as counted.
+            on_drop: called with each document that is dropped, and why.
             costs: one for each filter, to which is added what it takes.
 
         Raises:
@@ -146,7 +147,7 @@ class FilterChain:
             UserError: a filter fails, or returns something else than it may.
         """
         unit, is_alone = reader.unit, reader.is_one_document
-        take = on_drop or (lambda document, reason: None)
+        take = on_drop or (lambda document, drop: None)
         if not unit.name or not unit.is_named_by_file(self._settings):
             yield from self._kept(reader, take, costs)
             return
@@ -158,47 +159,47 @@ class FilterChain:
                 document, id=unit.name if is_alone else numbered(unit.name, cast(int, reader.rejects.number))
             )
 
-        for document in self._kept(reader, lambda document, reason: take(identified(document), reason), costs):
+        for document in self._kept(reader, lambda document, drop: take(identified(document), drop), costs):
             yield identified(document)
 
     def _kept(
-        self, reader: DocumentReader, on_drop: Callable[[Document, str], None], costs: Sequence[StepCost] | None
+        self, reader: DocumentReader, on_drop: Callable[[Document, Drop], None], costs: Sequence[StepCost] | None
     ) -> Iterator[Document]:
         if not self._steps:
             yield from reader
             return
         for original in reader:
-            document, reason = self.judge(original, reader, costs)
-            if reason is None:
+            document, drop = self.judge(original, reader, costs)
+            if drop is None:
                 yield document
             else:
-                on_drop(document, reason)
+                on_drop(document, drop)
 
     def judge(
         self, original: Document, reader: DocumentReader, costs: Sequence[StepCost] | None = None
-    ) -> tuple[Document, str | None]:
+    ) -> tuple[Document, Drop | None]:
         """Return the document that the filters make of a document of the reader, and why they drop it, if they do."""
-        document, reason = original, None
+        document, drop = original, None
         for number, step in enumerate(self._steps):
             started_at = time.perf_counter() if costs else 0.0
             outcome = self._outcome(step, document, reader)
             if costs:
                 costs[number].add(document.text, time.perf_counter() - started_at)
             if isinstance(outcome, str):
-                reason = filter_reason(step.name, outcome)
+                drop = Drop(filter_step(number + 1, step.name), outcome)
                 break
             document = outcome
-        if reason is None and document is not original and has_too_many_marks(document.text):
-            reason = TOO_MANY_MARKS
-        if reason is None:
+        if drop is None and document is not original and has_too_many_marks(document.text):
+            drop = Drop(FILTERED_TEXT, TOO_MANY_MARKS)
+        if drop is None:
             if document.metadata and not is_json(document.metadata):
                 what = "put values into metadata that JSON does not have"
                 raise _wrong(step, what, "filter-result", reader, original)
             return document, None
-        reader.filtered[reason] += 1
-        if len(reader.filtered) > _MOST_REASONS:
+        if drop not in reader.filtered and sum(each.step == drop.step for each in reader.filtered) >= _MOST_REASONS:
             raise _wrong(step, f"gave more than {_MOST_REASONS:,} reasons", "filter-reasons", reader)
-        return document, reason
+        reader.filtered[drop] += 1
+        return document, drop
 
     def _outcome(self, step: Step, document: Document, reader: DocumentReader) -> str | Document:
         """Return the document to keep, or the reason for dropping it."""

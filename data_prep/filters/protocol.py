@@ -2,8 +2,8 @@
 
 Both are called with a document, and the type of the result decides: None keeps the document, a text drops it
 for that reason, a document of the same source and id replaces it. The result must depend only on the document, because
-a unit of work may be done twice and in any process. The manifest counts reasons as `filter NAME: REASON`, so they come
-from a small fixed set and contain no values of the document.
+a unit of work may be done twice and in any process. The manifest counts reasons by filter, so they come from a small
+fixed set and contain no values of the document.
 """
 
 from __future__ import annotations
@@ -56,16 +56,3 @@ def hashes_of(entries: Iterable[str]) -> np.ndarray:
     """
     hashed = [xxhash.xxh3_64_intdigest(entry.encode(errors="surrogatepass")) for entry in entries]
     return np.unique(np.array(hashed, np.uint64))
-
-
-_PREFIX = "filter "
-
-
-def filter_reason(name: str, reason: str) -> str:
-    """Return the reason of a filter as the manifest counts it, such as "filter metadata: not score >= 3"."""
-    return f"{_PREFIX}{name}: {reason}"
-
-
-def is_filter_reason(reason: str) -> bool:
-    """Return whether a reason of the manifest is that of a filter."""
-    return reason.startswith(_PREFIX)

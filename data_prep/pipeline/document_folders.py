@@ -18,7 +18,16 @@ from typing import Any
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.manifest_records import step_of
+from data_prep.documents.drops import (
+    CLEANING,
+    EARLIER_FILTERING,
+    ENCODING,
+    FILTERED_TEXT,
+    Drop,
+    by_step,
+    by_summary,
+    place_of_filter,
+)
 from data_prep.executors.phases import PhaseRunner, Tally, add_up_results, unfinished
 from data_prep.pipeline.encoding import kept_ids, read_rows
 from data_prep.pipeline.job import Job
@@ -30,7 +39,7 @@ from data_prep.pipeline.sections import read_summary
 from data_prep.storage import storage
 from data_prep.storage.work_files import read_state, write_state
 
-_STEPS = ("filtering", "cleaning")
+_STEPS = (EARLIER_FILTERING, FILTERED_TEXT, CLEANING, ENCODING)  # besides the filters
 _NO_NAME = re.compile("[^A-Za-z0-9_]+")
 _MOST_NAME_CHARACTERS = 40
 
@@ -143,10 +152,9 @@ def write_folders(plan: Plan, job: Job, output: str, summary: MapSummary, runner
         index["files"] = [_name(task.url) for task in tasks]
         if each.kind == "dropped":
             counts = zip(plan.config.sources, summary.dropped, strict=True)
-            index["dropped"] = {
-                source.name: {reason: count for reason, count in sorted(dropped.items()) if step_of(reason) in _STEPS}
-                for source, dropped in counts
-            }
+            kept = {source.name: _kept_drops(dropped) for source, dropped in counts}
+            index["dropped"] = {name: by_summary(drops) for name, drops in kept.items()}
+            index["dropped_by_step"] = {name: by_step(drops) for name, drops in kept.items()}
         else:
             urls = [task.done_url for task in tasks]
             index["files"] = add_up_results(urls, _of_file, job.work_folder, f"text-{name}", runner).lists["files"]
@@ -220,6 +228,13 @@ def _texts(job: Job, number: int) -> Iterator[bytes]:
         num_left -= int(is_kept.sum())
         yield from (line for line, stays in zip(lines, is_kept.tolist(), strict=True) if stays)
     assert not num_left, "the rows of a unit are its documents"
+
+
+def _kept_drops(dropped: Mapping[Drop, int]) -> dict[Drop, int]:
+    """Return the drops whose documents are in the folder."""
+    return {
+        drop: count for drop, count in dropped.items() if drop.step in _STEPS or place_of_filter(drop.step) is not None
+    }
 
 
 def _of_file(url: str) -> Tally:

@@ -19,6 +19,7 @@ import zstandard
 
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import DOCUMENT_ID, Document
+from data_prep.documents.drops import CLEANING, ENCODING, Drop
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.sections import Section, pack_provenance
 from data_prep.storage import storage
@@ -28,8 +29,8 @@ from data_prep.text.sentences import known_language
 from data_prep.text.text_batch import TextBatch, normalize_batch
 from data_prep.tokenizer.tokenizer import Tokenizer
 
-Early = Sequence[tuple[int, Document, str]]
-"""Documents that filters dropped: how many documents of the batch precede each, the document, and the reason."""
+Early = Sequence[tuple[int, Document, Drop]]
+"""Documents that filters dropped: how many documents of the batch precede each, the document, and why."""
 
 _KIND = b"clozerw1"
 _COLUMNS = ("ids", "text", "dropped")  # of the parts of a batch; the lines are compressed
@@ -48,26 +49,26 @@ class EncodedDocuments(NamedTuple):
     Attributes:
         section: the E documents that stay, encoded.
         num_cut_words: their words that were encoded in parts.
-        drops: masks (D,) bool of the documents that are dropped, by reason.
+        drops: masks (D,) bool of the documents that are dropped; a document is in one of them at most.
         texts: the E documents that stay, normalized.
     """
 
     section: Section
     num_cut_words: int
-    drops: Mapping[str, np.ndarray]
+    drops: Mapping[Drop, np.ndarray]
     texts: TextBatch
 
-    def reasons(self) -> Iterator[str | None]:
+    def reasons(self) -> Iterator[Drop | None]:
         """Yield for each of the D documents why it is dropped; None for one that stays."""
-        for number in range(len(self.drops["empty"])):
-            yield next((reason for reason, is_so in self.drops.items() if is_so[number]), None)
+        for number in range(len(self.drops[_EMPTY])):
+            yield next((drop for drop, is_so in self.drops.items() if is_so[number]), None)
 
 
 def encode_documents(
     documents: Sequence[Document],
     tokenizer: Tokenizer,
     settings: DocumentSettings,
-    dropped: Counter[str],
+    dropped: Counter[Drop],
     has_provenance: bool = False,
 ) -> EncodedDocuments:
     """Encode the documents that are neither empty, too short nor too long; count the others in `dropped`.
@@ -77,7 +78,7 @@ def encode_documents(
     """
     batch = normalize_batch([document.text for document in documents], tokenizer.normalization)
     drops = _drops(batch, settings)
-    is_kept = ~(drops["empty"] | drops["too short"] | drops["too long"])
+    is_kept = ~np.logical_or.reduce([*drops.values()])
     kept = [documents[number] for number in np.flatnonzero(is_kept).tolist()]
     batch = batch.select(is_kept)
     languages = None
@@ -85,10 +86,11 @@ def encode_documents(
         languages = [known_language(document.language, settings.language) for document in kept]
     encoded = tokenizer.encode_batch([document.text for document in kept], batch, languages)
     if not encoded.has_tokens.all():
-        drops["empty"][np.flatnonzero(is_kept)[~encoded.has_tokens]] = True
+        drops[_WITHOUT_TOKENS] = np.zeros(len(documents), bool)
+        drops[_WITHOUT_TOKENS][np.flatnonzero(is_kept)[~encoded.has_tokens]] = True
         kept = [document for document, is_so in zip(kept, encoded.has_tokens.tolist(), strict=True) if is_so]
         batch = batch.select(encoded.has_tokens)
-    dropped.update({reason: int(is_so.sum()) for reason, is_so in drops.items() if is_so.any()})
+    dropped.update({drop: int(is_so.sum()) for drop, is_so in drops.items() if is_so.any()})
     section = Section(
         document_ids=_document_ids(batch),
         document_lengths=encoded.lengths,
@@ -101,8 +103,11 @@ def encode_documents(
     return EncodedDocuments(section, encoded.num_cut_words, drops, batch)
 
 
-def _drops(batch: TextBatch, settings: DocumentSettings) -> dict[str, np.ndarray]:
-    """Return masks (D,) bool of the documents beyond the limits, by reason; a document is in one of them at most."""
+_EMPTY, _WITHOUT_TOKENS = Drop(CLEANING, "empty"), Drop(ENCODING, "empty")
+
+
+def _drops(batch: TextBatch, settings: DocumentSettings) -> dict[Drop, np.ndarray]:
+    """Return masks (D,) bool of the documents beyond the limits; a document is in one of them at most."""
     num_bytes = np.diff(batch.document_starts)
     shortest, longest = settings.min_document_characters, settings.max_document_characters or np.iinfo(np.int64).max
     # Without the space before the text. Most texts have one byte per character; the maximum is four.
@@ -111,7 +116,8 @@ def _drops(batch: TextBatch, settings: DocumentSettings) -> dict[str, np.ndarray
         num_characters[number] = max(0, len(batch.document(number).decode()) - 1)
     is_empty = num_bytes == 0
     is_short = ~is_empty & (num_characters < shortest)
-    return {"empty": is_empty, "too short": is_short, "too long": num_characters > longest}
+    too_short, too_long = Drop(CLEANING, "too short"), Drop(CLEANING, "too long")
+    return {_EMPTY: is_empty, too_short: is_short, too_long: num_characters > longest}
 
 
 def _document_ids(batch: TextBatch) -> np.ndarray:
@@ -139,19 +145,19 @@ class RowWriter:
 
     def add(self, documents: Sequence[Document], early: Early, encoded: EncodedDocuments) -> None:
         """Add a batch: the documents that were to be encoded, and those that filters dropped between them."""
-        dropped: list[tuple[int, Document, str]] = []
+        dropped: list[tuple[int, Document, Drop]] = []
         if "dropped" in self._keeps:
             judged = zip(documents, encoded.reasons(), strict=True)
-            late = [(number, document, reason) for number, (document, reason) in enumerate(judged) if reason]
+            late = [(number, document, drop) for number, (document, drop) in enumerate(judged) if drop]
             dropped = sorted([*early, *late], key=lambda each: each[0])  # stable: a filter's come before the document
         ids, texts = encoded.section.document_ids, list[bytes]()
         if "text" in self._keeps:
-            kept = [each for each, reason in zip(documents, encoded.reasons(), strict=True) if reason is None]
+            kept = [each for each, drop in zip(documents, encoded.reasons(), strict=True) if drop is None]
             cleaned = (each.text for each in kept) if self._is_foreign else cleaned_texts(encoded.texts)
             texts = [self._text_line(*each) for each in zip(kept, cleaned, ids.tolist(), strict=True)]
         self._parts.add(ids.astype("<u8").tobytes())
         self._parts.add(_packed(texts))
-        self._parts.add(_packed(_dropped_line(document, reason) for _, document, reason in dropped))
+        self._parts.add(_packed(_dropped_line(document, drop) for _, document, drop in dropped))
 
     def close(self) -> None:
         self._parts.close({})
@@ -223,9 +229,10 @@ def _kept_url(job: Job, group: int) -> str:
     return storage.join(job.work_folder, f"kept-{group:06d}")
 
 
-def _dropped_line(document: Document, reason: str) -> bytes:
+def _dropped_line(document: Document, drop: Drop) -> bytes:
     values = {"id": document.id, "url": document.url, "language": document.language, "metadata": document.metadata}
-    record: dict[str, Any] = {"reason": reason, "source": document.source, "text": document.text}
+    record: dict[str, Any] = {"step": drop.step, "reason": drop.summary}
+    record |= {"source": document.source, "text": document.text}
     record |= {name: value for name, value in values.items() if value}
     return (json.dumps(record, sort_keys=True) + "\n").encode()
 

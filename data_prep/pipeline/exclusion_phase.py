@@ -2,7 +2,7 @@
 
 Near-duplicates are known only once the entire corpus was read; the others are in the extended data set, or were removed
 from it. A work file passes their ids to the units that write shards, each of which reads only the ids of its own group:
-the file has one row of parts, those of the groups, and its table has the number of ids of each reason and group. The
+the file has one row of parts, those of the groups, and its table has the number of ids of each drop and group. The
 table may name further files of the same kind, written by several processes.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from data_prep.base.logs import logger
 from data_prep.base.terminal import counted
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import ShardRecord
-from data_prep.dataset.removed_names import removed_ids
+from data_prep.dataset.removed_names import REMOVED_EARLIER, removed_ids
 from data_prep.dataset.shards import read_index
 from data_prep.deduplication.near_duplicates import (
     SignatureTask,
@@ -26,6 +27,7 @@ from data_prep.deduplication.near_duplicates import (
     shard_signatures_url,
     signatures_url,
 )
+from data_prep.documents.drops import DEDUPLICATION, NEAR_DUPLICATES, TAKEDOWNS, Drop, earlier_drop
 from data_prep.executors.phases import PhaseRunner
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.plan import Plan
@@ -34,7 +36,8 @@ from data_prep.storage.work_files import PartsWriter, open_parts
 
 KNOWN_SHARDS_AT_ONCE = 128
 """Shards of the data set that is added to, of which one task reads the ids."""
-_KNOWN = "in the data set already"
+_KNOWN = Drop(DEDUPLICATION, "in the data set already")
+NEAR = Drop(NEAR_DUPLICATES, "near duplicate")
 EXCLUSIONS_NAME = "exclusions"
 _KIND = b"clozeex1"
 
@@ -52,27 +55,27 @@ def run_exclusions(plan: Plan, job: Job, runner: PhaseRunner) -> None:
     url = storage.join(job.work_folder, EXCLUSIONS_NAME)
     if storage.exists(url):
         return
-    ids_by_reason: dict[str, np.ndarray] = {}
+    excluded: dict[Drop, np.ndarray] = {}
     files: list[str] = []
     if plan.parent is not None:
         _warn_of_unread_names(plan)
         removed = removed_ids(job.output, plan.parent)
-        ids_by_reason["removed earlier"] = np.column_stack([removed, np.zeros_like(removed)])
+        excluded[Drop(TAKEDOWNS, REMOVED_EARLIER)] = np.column_stack([removed, np.zeros_like(removed)])
         if plan.config.deduplication.exact:
-            ids_by_reason[_KNOWN] = np.empty((0, 2), np.uint64)
+            excluded[_KNOWN] = np.empty((0, 2), np.uint64)
             files = _write_known_ids(job, plan.parent, runner)
     if plan.config.deduplication.near:
-        ids_by_reason["near duplicate"] = _near_duplicates(plan, job, runner)
-    if ids_by_reason:
+        excluded[NEAR] = _near_duplicates(plan, job, runner)
+    if excluded:
         destinations = plan.destinations
-        write_exclusions(url, ids_by_reason, destinations.num_sections, destinations.groups_of, files)
+        write_exclusions(url, excluded, destinations.num_sections, destinations.groups_of, files)
 
 
 def write_known_ids(job: Job, known_shards: KnownShards) -> int:
     """Write the ids of the shards' documents; the existing file marks them as done. Return their number."""
     known, destinations = known_ids(job.output, known_shards.shards), job.destinations
-    by_reason = {_KNOWN: np.column_stack([known, known])}
-    write_exclusions(known_shards.url, by_reason, destinations.num_sections, destinations.groups_of)
+    excluded = {_KNOWN: np.column_stack([known, known])}
+    write_exclusions(known_shards.url, excluded, destinations.num_sections, destinations.groups_of)
     return len(known)
 
 
@@ -149,25 +152,25 @@ def _parent_tasks(plan: Plan, job: Job) -> list[SignatureTask]:
 
 def write_exclusions(
     url: str,
-    ids_by_reason: Mapping[str, np.ndarray],
+    excluded: Mapping[Drop, np.ndarray],
     num_groups: int,
     groups_of: Callable[[np.ndarray], np.ndarray],
     files: Sequence[str] = (),
 ) -> None:
-    """Write the documents of each reason by group; `groups_of` returns the groups of ids (n,).
+    """Write the documents of each drop by group; `groups_of` returns the groups of ids (n,).
 
     Args:
-        ids_by_reason: (n, 2) uint64: the id of a document, and the id of the one that represents it in the data set,
+        excluded: (n, 2) uint64: the id of a document, and the id of the one that represents it in the data set,
             or 0.
-        files: names of further files in the same folder, of no other reasons.
+        files: names of further files in the same folder, of no other drops.
     """
-    counts: dict[str, list[int]] = {}
+    counts: list[list[Any]] = []
     groups: list[list[np.ndarray]] = []
-    for reason, ids in ids_by_reason.items():
+    for drop, ids in excluded.items():
         ids = ids[np.unique(ids[:, 0], return_index=True)[1]].astype("<u8")
         numbers = groups_of(ids[:, 0])
         of_each = np.bincount(numbers, minlength=num_groups)
-        counts[reason] = of_each.tolist()
+        counts.append([*drop, of_each.tolist()])
         groups.append(np.split(ids[np.argsort(numbers, kind="stable")], np.cumsum(of_each)[:-1]))
     with storage.local_write(url) as path, open(path, "wb") as file:
         writer = PartsWriter(file, _KIND, num_groups)
@@ -176,26 +179,29 @@ def write_exclusions(
         writer.close({"counts": counts, "files": list(files)})
 
 
-def read_exclusions(url: str, group: int) -> dict[str, np.ndarray]:
-    """Return the ids to drop from a group, by reason, (n, 2) as they were written, sorted; empty without a file."""
+def read_exclusions(url: str, group: int) -> dict[Drop, np.ndarray]:
+    """Return the ids to drop from a group, (n, 2) as they were written, sorted; empty without a file."""
     if not storage.exists(url):
         return {}
     ids, files = _read(url, group)
-    parts = {reason: [found] for reason, found in ids.items()}
+    parts = {drop: [found] for drop, found in ids.items()}
     for name in files:
-        for reason, found in _read(storage.join(url.rpartition("/")[0], name), group)[0].items():
-            parts[reason].append(found)
-    return {reason: found[0] if len(found) == 1 else _sorted_once(found) for reason, found in parts.items()}
+        for drop, found in _read(storage.join(url.rpartition("/")[0], name), group)[0].items():
+            parts[drop].append(found)
+    return {drop: found[0] if len(found) == 1 else _sorted_once(found) for drop, found in parts.items()}
 
 
-def _read(url: str, group: int) -> tuple[dict[str, np.ndarray], list[str]]:
+def _read(url: str, group: int) -> tuple[dict[Drop, np.ndarray], list[str]]:
     """Read the ids of a group in one file, and the names of the files that it names."""
     with open_parts(url, _KIND) as parts:
         table = parts.table()
         ids = np.frombuffer(parts.read(0, group), "<u8")
-    counts = np.array(list(table["counts"].values()), np.int64)  # (num_reasons, num_groups)
-    by_reason = np.split(ids.reshape(-1, 2), np.cumsum(counts[:-1, group]))
-    return dict(zip(table["counts"], by_reason, strict=True)), table["files"]
+    named = table["counts"]
+    if isinstance(named, dict):  # of an earlier release, by reason
+        named = [[*earlier_drop(reason), of_groups] for reason, of_groups in named.items()]
+    counts = np.array([of_groups for *_, of_groups in named], np.int64)  # (num_drops, num_groups)
+    split = np.split(ids.reshape(-1, 2), np.cumsum(counts[:-1, group]))
+    return {Drop(step, reason): found for (step, reason, _), found in zip(named, split, strict=True)}, table["files"]
 
 
 def _sorted_once(parts: Sequence[np.ndarray]) -> np.ndarray:

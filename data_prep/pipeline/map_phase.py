@@ -12,8 +12,17 @@ from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from data_prep.base.terminal import counted, printable
 from data_prep.config.preparation_config import Source
-from data_prep.dataset.manifest_records import step_of
+from data_prep.dataset.removed_names import REMOVED_EARLIER
 from data_prep.documents.documents import DocumentLanguages
+from data_prep.documents.drops import (
+    CLEANING,
+    DEDUPLICATION,
+    EARLIER_FILTERING,
+    TAKEDOWNS,
+    Drop,
+    drops_of_json,
+    place_of_filter,
+)
 from data_prep.executors.phases import Counts, PhaseRunner, Tally, add_up_results, unfinished
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_task import map_unit, sections_url
@@ -31,13 +40,13 @@ class MapSummary:
     """The results of the map phase.
 
     Attributes:
-        dropped: of each source of the plan, documents left out by reason.
+        dropped: of each source of the plan, documents left out.
         document_counts: (num_sections,) int64 documents in the sections of all units, copies included.
         digests: sha256 of what was read from each part of the inputs.
         cut_words: of each source of the plan, words that were too long and were encoded in parts.
     """
 
-    dropped: tuple[Counter[str], ...]
+    dropped: tuple[Counter[Drop], ...]
     document_counts: np.ndarray
     digests: tuple[str, ...]
     cut_words: tuple[int, ...]
@@ -92,13 +101,13 @@ def summarize(plan: Plan, job: Job, runner: PhaseRunner) -> MapSummary:
     """Add up the results of all units; warn about documents without the language that they should name."""
     tally = add_up_results(list(map(unit_url(job), plan.units)), _of_unit, job.work_folder, "units", runner)
     sources = range(len(plan.config.sources))
-    dropped, cut_words, num_documents = tally.dropped(len(sources)), tally.of("cut_words"), tally.of("documents")
+    dropped, cut_words, num_documents = dropped_in(tally, len(sources)), tally.of("cut_words"), tally.of("documents")
     num_empty_files, languages = tally.of("empty_files"), tuple(DocumentLanguages() for _ in sources)
     for source, found in tally.lists.get("languages", ()):
         languages[source].merge(DocumentLanguages(**found))
     document_counts = tally.arrays.get("documents", np.zeros(plan.destinations.num_sections, np.int64))
     if not document_counts.any():
-        raise _nothing_left(plan, sum(dropped, Counter()), num_empty_files.total())
+        raise _nothing_left(plan, sum(dropped, Counter[Drop]()), num_empty_files.total())
     check_sources(plan, dropped, [num_documents[number] for number in sources], num_empty_files)
     _warn_of_losses(plan, tally, dropped)
     _warn_of_languages(plan, languages)
@@ -109,15 +118,30 @@ def summarize(plan: Plan, job: Job, runner: PhaseRunner) -> MapSummary:
 def _of_unit(url: str) -> Tally:
     values, document_counts = read_summary(url)
     source: int = values["source"]
-    counts: Counts = Counter({("dropped", source, reason): count for reason, count in values["dropped"].items()})
+    counts: Counts = counts_of_drops(source, drops_of_json(values["dropped"]))
     counts["documents", source] = int(document_counts.sum())
     counts["cut_words", source], counts["empty_files", source] = values["cut_words"], values.get("empty_files", 0)
     lists = {"digests": values["parts"], "languages": [[source, values["languages"]]]}
     return Tally(counts, {"documents": document_counts}, lists)
 
 
+def counts_of_drops(source: int, drops: Mapping[Drop, int]) -> Counts:
+    """Return the counts of a tally for the documents of a source that were left out."""
+    return Counter({("dropped", source, *drop): count for drop, count in drops.items()})
+
+
+def dropped_in(tally: Tally, num_sources: int) -> tuple[Counter[Drop], ...]:
+    """Return the documents of each source that were left out."""
+    found = tuple(Counter[Drop]() for _ in range(num_sources))
+    for key, count in tally.counts.items():
+        if key[0] == "dropped":
+            _, source, step, reason = key
+            found[int(source)][Drop(str(step), str(reason))] = count
+    return found
+
+
 def check_sources(
-    plan: Plan, dropped: Sequence[Counter[str]], num_documents: Sequence[int], num_empty_files: Mapping[int, int]
+    plan: Plan, dropped: Sequence[Counter[Drop]], num_documents: Sequence[int], num_empty_files: Mapping[int, int]
 ) -> None:
     """Warn about each source of the plan without a document."""
     for number, source in enumerate(plan.config.sources):
@@ -140,10 +164,10 @@ def warn_of_source(source: Source, what: str) -> None:
     logger(__name__).warning(printable(f"source {source.name}: {what}"))
 
 
-def _reasons(dropped: Counter[str], num_empty_files: int = 0) -> str:
+def _reasons(dropped: Counter[Drop], num_empty_files: int = 0) -> str:
     """Return the reasons for dropped documents, most frequent first."""
     in_order = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
-    reasons = [f"{count:,} {reason}" for reason, count in in_order[:_MOST_REASONS]]
+    reasons = [f"{count:,} {drop}" for drop, count in in_order[:_MOST_REASONS]]
     if others := sum(count for _, count in in_order[_MOST_REASONS:]):
         reasons.append(f"{others:,} of {counted(len(in_order) - _MOST_REASONS, 'other reason')}")
     if num_empty_files:
@@ -151,16 +175,14 @@ def _reasons(dropped: Counter[str], num_empty_files: int = 0) -> str:
     return ", ".join(reasons) or "no document in its files"
 
 
-def _nothing_left(plan: Plan, dropped: Counter[str], num_empty_files: int) -> UserError:
-    by_step = Counter[str]()
-    for reason, count in dropped.items():
-        by_step[step_of(reason)] += count
+def _nothing_left(plan: Plan, dropped: Counter[Drop], num_empty_files: int) -> UserError:
+    steps = {drop.step for drop in dropped}
     fix = "give files that hold text"
-    if by_step["filtering"]:
+    if EARLIER_FILTERING in steps or any(place_of_filter(step) is not None for step in steps):
         fix = "loosen documents.filters, or give other files"
-    elif dropped["too short"] or dropped["too long"]:
+    elif dropped[Drop(CLEANING, "too short")] or dropped[Drop(CLEANING, "too long")]:
         fix = "loosen documents.min_document_characters or max_document_characters, or give other files"
-    elif by_step["deduplication"]:
+    elif steps & {DEDUPLICATION, TAKEDOWNS}:
         fix = "give files with documents that were not removed from the data set"
     where = f"{storage.redact(plan.inputs[0].url)}: " if len(plan.inputs) == 1 else ""
     return UserError(
@@ -168,7 +190,7 @@ def _nothing_left(plan: Plan, dropped: Counter[str], num_empty_files: int) -> Us
     )
 
 
-def _warn_of_losses(plan: Plan, tally: Tally, dropped: Sequence[Counter[str]]) -> None:
+def _warn_of_losses(plan: Plan, tally: Tally, dropped: Sequence[Counter[Drop]]) -> None:
     """Warn about each source with empty files, with words that were encoded in parts, or of which takedowns listed
     documents."""
     num_documents, num_empty_files, cut_words = map(tally.of, ("documents", "empty_files", "cut_words"))
@@ -178,7 +200,7 @@ def _warn_of_losses(plan: Plan, tally: Tally, dropped: Sequence[Counter[str]]) -
         if cut_words[number]:
             words = counted(cut_words[number], "word")
             warn_of_source(source, f"{words} of over {MAX_WORD_BYTES:,} bytes without a space, encoded in parts")
-        if count := dropped[number]["removed earlier"]:
+        if count := dropped[number][Drop(TAKEDOWNS, REMOVED_EARLIER)]:
             documents = counted(count, "document")
             warn_of_source(source, f"{documents} left out, because a takedown listed the URL or id")
 

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.removed_names import ExcludedNames
+from data_prep.dataset.removed_names import REMOVED_EARLIER, ExcludedNames
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureWriter, open_signatures
 from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentLanguages
+from data_prep.documents.drops import READING, TAKEDOWNS, Drop
 from data_prep.documents.rejects import BadInput
 from data_prep.pipeline.encoding import Early, RowWriter, encode_documents, rows_url
 from data_prep.pipeline.job import Job
@@ -85,7 +86,7 @@ def _write(job: Job, unit: Unit, path: Path, spoiled: dict[int, str]) -> None:
         BadInput: the policy is `error`; or another part turns out to be spoiled, and `spoiled` has its reason now.
     """
     tokenizer, settings, filters = job.tokenizer(), job.reading.settings[unit.source], job.reading.filters(unit.source)
-    dropped: Counter[str] = Counter()
+    dropped: Counter[Drop] = Counter()
     languages = DocumentLanguages()
     digests: list[str] = []
     cut_words = num_empty_files = 0
@@ -110,7 +111,7 @@ def _write(job: Job, unit: Unit, path: Path, spoiled: dict[int, str]) -> None:
         on_drop = batches.drop if "dropped" in job.keeps else None
         for number, part in enumerate(unit.parts):
             if number in spoiled:
-                dropped[spoiled[number]] += 1
+                dropped[Drop(READING, spoiled[number])] += 1
                 digests.append(job.reading.sha256(part))
                 continue
             reader = job.reading.reader(part)
@@ -121,19 +122,19 @@ def _write(job: Job, unit: Unit, path: Path, spoiled: dict[int, str]) -> None:
                 if error.spoils_file and settings.on_bad_input == "skip":
                     spoiled[number] = error.reason
                 raise
-            dropped.update(reader.dropped)
-            if part.whole and not num_read and not reader.dropped:
+            dropped.update(reader.drops)
+            if part.whole and not num_read and not reader.drops:
                 num_empty_files += 1
             if part.format.has_fields:
                 languages.merge(reader.languages)
             digests.append(reader.sha256)
         cut_words = batches.finish()
         if excluded is not None and excluded.dropped:
-            dropped["removed earlier"] += excluded.dropped
+            dropped[Drop(TAKEDOWNS, REMOVED_EARLIER)] += excluded.dropped
         writer.close(
             {
                 "source": unit.source,
-                "dropped": dict(sorted(dropped.items())),
+                "dropped": [[*drop, count] for drop, count in sorted(dropped.items())],
                 "parts": digests,
                 "cut_words": cut_words,
                 "empty_files": num_empty_files,
@@ -171,7 +172,7 @@ class _Batches:
     def __init__(self, add: Callable[[list[Document], Early], int], excluded: ExcludedNames | None) -> None:
         self._add, self._excluded = add, excluded
         self._batch: list[Document] = []
-        self._early: list[tuple[int, Document, str]] = []
+        self._early: list[tuple[int, Document, Drop]] = []
         self._characters = 0
         self._cut_words = 0
 
@@ -188,9 +189,9 @@ class _Batches:
                 self._encode()
         return num_read
 
-    def drop(self, document: Document, reason: str) -> None:
+    def drop(self, document: Document, drop: Drop) -> None:
         """Take a document that a filter dropped, whose row follows those of the documents before it."""
-        self._early.append((len(self._batch), document, reason))
+        self._early.append((len(self._batch), document, drop))
         self._characters += len(document.text)
         if self._characters >= _BATCH_CHARACTERS or len(self._early) >= _BATCH_DOCUMENTS:
             self._encode()

@@ -13,11 +13,10 @@ from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from data_prep.dataset.file_checks import file_tasks, size_problems
 from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.versions import STAMPS_NAME
 from data_prep.executors.executors import Executor
 from data_prep.executors.phases import PhaseRunner
 from data_prep.pipeline.document_folders import check_folders, check_folders_written, remove_folders, write_folders
-from data_prep.pipeline.exclusion_phase import run_exclusions
+from data_prep.pipeline.exclusion_phase import NEAR, run_exclusions
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import (
     MapSummary,
@@ -191,8 +190,7 @@ def _complete_already(plan: Plan, output: str) -> Manifest | None:
     manifest = finished_manifest(plan, output)
     if manifest is not None:
         remove_work(plan, output)
-        if not storage.exists(storage.join(output, STAMPS_NAME)):  # an earlier release made the data set
-            record_stamps(plan, output)
+        record_stamps(plan, output)  # an earlier release recorded none, and a file may have been touched
         _check_sizes(manifest, output)
         check_folders_written(plan)
     return manifest
@@ -247,7 +245,7 @@ def _check_sources(plan: Plan, mapped: MapSummary, summary: MapSummary, totals: 
     is_known = [now == before for now, before in zip(dropped, mapped.dropped, strict=True)]
     check_sources(plan, dropped, [count or int(known) for count, known in zip(held, is_known, strict=True)], {})
     for source, reasons, count in zip(plan.config.sources, dropped, held, strict=True):
-        near = reasons["near duplicate"]
+        near = reasons[NEAR]
         if count and near > _MOST_NEAR_DUPLICATES * (near + count):
             share = f"{near:,} of its {near + count:,} documents were dropped as near-duplicates"
             setting = f"deduplication.threshold={plan.config.deduplication.threshold:g}"

@@ -11,12 +11,20 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.base.packages import own_version
-from data_prep.config.preparation_config import PreparationConfig, Source
+from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.counts import read_token_counts, split_record, token_counts_file
 from data_prep.dataset.manifest import ADDITIONS, TOKENIZER_FOLDER, Manifest
-from data_prep.dataset.manifest_records import InputRecord, InputsFile, SourceRecord, TokenizerRecord, inputs_file
+from data_prep.dataset.manifest_records import (
+    InputRecord,
+    InputsFile,
+    SourceRecord,
+    TokenizerRecord,
+    inputs_file,
+    own_budget,
+)
 from data_prep.dataset.safeguards import ADDITION, SAFEGUARDS, check_source_names, write_filter_lists
 from data_prep.dataset.versions import next_version, publish
+from data_prep.documents.drops import by_step, by_summary, filter_step
 from data_prep.pipeline.inheritance import filter_lists, given_filters
 from data_prep.pipeline.job import dtype_name
 from data_prep.pipeline.map_phase import MapSummary
@@ -150,6 +158,8 @@ def _source_records(plan: Plan, summary: MapSummary, totals: ShardTotals) -> tup
         counts = totals.source_counts[plan.first_source + number].tolist()
         documents, sentences, tokens, words, text_bytes = counts
         dropped = summary.dropped[number] + totals.dropped[number]
+        filters = plan.reading.settings[number].filters
+        chain: dict[str, dict[str, int]] = {filter_step(place, each.name): {} for place, each in enumerate(filters, 1)}
         records.append(
             SourceRecord(
                 name=source.name,
@@ -157,7 +167,8 @@ def _source_records(plan: Plan, summary: MapSummary, totals: ShardTotals) -> tup
                 license=source.license,
                 date=source.date,
                 language=plan.reading.settings[number].language,
-                dropped=dict(sorted(dropped.items())),
+                dropped=by_summary(dropped),
+                dropped_by_step={**chain, **by_step(dropped)},
                 documents=documents,
                 sentences=sentences,
                 tokens=tokens,
@@ -185,7 +196,10 @@ def source_budgets(config: PreparationConfig, train_tokens: Sequence[float]) -> 
     found = [source.max_tokens for source in config.sources]
     if total is None:
         return found
-    own = [_own_budget(source, tokens) for source, tokens in zip(config.sources, train_tokens, strict=True)]
+    own = [
+        own_budget(source.max_tokens, source.epochs, tokens)
+        for source, tokens in zip(config.sources, train_tokens, strict=True)
+    ]
     used = math.ceil(sum(budget for budget in own if budget is not None))
     sharing = [number for number, budget in enumerate(own) if budget is None and train_tokens[number]]
     weights = [config.sources[number].weight or train_tokens[number] for number in sharing]
@@ -214,16 +228,9 @@ def planned_use(config: PreparationConfig, train_tokens: Sequence[float]) -> lis
     budgets = source_budgets(config, train_tokens)
     found = []
     for source, tokens, budget in zip(config.sources, train_tokens, budgets, strict=True):
-        own = _own_budget(source, tokens)
+        own = own_budget(source.max_tokens, source.epochs, tokens)
         if config.total_tokens is not None:
             found.append(float(budget or 0) if own is None else own)
         else:
             found.append(source.weight if source.weight is not None else tokens if own is None else own)
     return found
-
-
-def _own_budget(source: Source, train_tokens: float) -> float | None:
-    """Return the tokens that `epochs` and `max_tokens` give a source of `train_tokens` tokens; None without both."""
-    bounds = [float(source.max_tokens)] if source.max_tokens is not None else []
-    bounds += [source.epochs * train_tokens] if source.epochs is not None else []
-    return min(bounds, default=None)

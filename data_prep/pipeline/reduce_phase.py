@@ -19,9 +19,10 @@ from data_prep.base.errors import UserError
 from data_prep.dataset.counts import SOURCE_COLUMNS
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.shards import shard_name
+from data_prep.documents.drops import Drop, drops_of_json
 from data_prep.executors.phases import Counts, PhaseRunner, Tally, add_up_results, unpack_counts
 from data_prep.pipeline.job import Job
-from data_prep.pipeline.map_phase import MapSummary
+from data_prep.pipeline.map_phase import MapSummary, counts_of_drops, dropped_in
 from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.reduce_task import Shard, gather_group, gathered_url, reduce_shard, result_url
 from data_prep.pipeline.sections import read_summary
@@ -36,7 +37,7 @@ class ShardTotals:
         shards: shards with documents, train first, by number.
         empty: names of files of shards without documents.
         detached_provenance: of shards without documents.
-        dropped: of each source of the plan, documents dropped in these phases by reason.
+        dropped: of each source of the plan, documents dropped in these phases.
         source_counts: (num_sources, 5) documents, sentences, tokens, words and bytes of text of each source.
         token_counts: of train and valid, (vocab_size,) int64 how often each token id occurs.
         smallest: the smallest document id of train, its destination, and the number of documents there; None if train
@@ -46,7 +47,7 @@ class ShardTotals:
     shards: tuple[ShardRecord, ...]
     empty: tuple[str, ...]
     detached_provenance: tuple[FileRecord, ...]
-    dropped: tuple[Counter[str], ...]
+    dropped: tuple[Counter[Drop], ...]
     source_counts: np.ndarray
     token_counts: dict[str, np.ndarray]
     smallest: tuple[int, int, int] | None
@@ -69,7 +70,7 @@ def gather(job: Job, summary: MapSummary, runner: PhaseRunner) -> MapSummary:
     tally = add_up_results(list(map(url, groups)), _of_group, job.work_folder, "groups", runner)
     found = tally.of("documents")
     counts = np.array([found[destination] for destination in range(len(job.destinations))], np.int64)
-    dropped = tuple(map(operator.add, summary.dropped, tally.dropped(len(summary.dropped))))
+    dropped = tuple(map(operator.add, summary.dropped, dropped_in(tally, len(summary.dropped))))
     return dataclasses.replace(summary, document_counts=counts, dropped=dropped)
 
 
@@ -155,7 +156,7 @@ def _run(job: Job, to_make: Sequence[Shard], runner: PhaseRunner, name: str) -> 
         shards=tuple(shard for shard in records if shard.documents),
         empty=tuple(file.name for shard in empty for file in (shard, shard.index)),
         detached_provenance=tuple(shard.provenance for shard in empty if shard.provenance is not None),
-        dropped=tally.dropped(len(job.reading.names)),
+        dropped=dropped_in(tally, len(job.reading.names)),
         source_counts=tally.arrays.get("sources", no_sources),
         token_counts={split: tally.arrays.get(split, no_tokens) for split in ("train", "valid")},
         smallest=min(map(tuple, tally.lists.get("smallest", ())), default=None),
@@ -181,7 +182,10 @@ def _of_group(url: str) -> Tally:
 
 
 def _drops(values: Mapping[str, Any]) -> Counts:
-    return Counter({("dropped", source, reason): count for source, reason, count in values["dropped"]})
+    counts: Counts = Counter()
+    for source, *drop, count in values["dropped"]:  # of an earlier release without the step
+        counts += counts_of_drops(source, drops_of_json([(*drop, count)] if drop[1:] else {drop[0]: count}))
+    return counts
 
 
 def _report_hold_out(plan: Plan, summary: MapSummary) -> None:

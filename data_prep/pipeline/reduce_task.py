@@ -21,6 +21,7 @@ from data_prep.dataset.counts import PieceText, RecordCounts
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, write_provenance
 from data_prep.dataset.shards import Record, starts_of, write_shard
 from data_prep.deduplication.similarity_search import mix
+from data_prep.documents.drops import DEDUPLICATION, Drop
 from data_prep.executors.phases import pack_counts
 from data_prep.pipeline.encoding import KeptIds
 from data_prep.pipeline.exclusion_phase import EXCLUSIONS_NAME, read_exclusions
@@ -94,7 +95,7 @@ def seeded_order(document_ids: np.ndarray, seed: int) -> np.ndarray:
     return np.argsort(mix(document_ids ^ mix(np.array([seed], np.uint64))), kind="stable")
 
 
-def _read(job: Job, shard: Shard) -> tuple[Section, list[ProvenanceRow], list[tuple[int, str, int]]]:
+def _read(job: Job, shard: Shard) -> tuple[Section, list[ProvenanceRow], list[tuple[int, str, str, int]]]:
     """Return the documents of the shard, the rows of its sidecar, and the documents that this task drops."""
     held, rows = _Held(job.dtype), list[ProvenanceRow]()
     selection = None if job.destinations.num_groups else selection_of(job, shard.destination)
@@ -268,11 +269,11 @@ class SeenIds:
 class Selection:
     """Selects documents in the order of the inputs; all copies of a text go through the same object."""
 
-    def __init__(self, is_exact: bool, exclusions: Mapping[str, np.ndarray]) -> None:
-        """Take exclusions by reason, (n, 2) uint64 sorted: the id, and the id that represents it or 0."""
+    def __init__(self, is_exact: bool, exclusions: Mapping[Drop, np.ndarray]) -> None:
+        """Take exclusions, (n, 2) uint64 sorted: the id, and the id that represents it or 0."""
         self._seen = SeenIds() if is_exact else None
         self._exclusions = exclusions
-        self._dropped: Counter[tuple[int, str]] = Counter()
+        self._dropped: Counter[tuple[int, Drop]] = Counter()
 
     def select(self, section: Section) -> Section:
         """Return the kept documents, followed by dropped ones whose provenance is kept, without tokens."""
@@ -281,8 +282,8 @@ class Selection:
         is_kept, is_excluded = np.ones(len(ids), bool), np.zeros(len(ids), bool)
         if self._seen is not None:
             is_kept = self._seen.add(ids)
-            self._drop("duplicate", section.sources[~is_kept])
-        for reason, excluded in self._exclusions.items():
+            self._drop(Drop(DEDUPLICATION, "duplicate"), section.sources[~is_kept])
+        for drop, excluded in self._exclusions.items():
             if not len(excluded):
                 continue
             rows = np.minimum(np.searchsorted(excluded[:, 0], ids), len(excluded) - 1)
@@ -291,7 +292,7 @@ class Selection:
             is_new = is_named & ~is_excluded
             kept_as[is_new] = excluded[rows[is_new], 1]
             is_excluded |= is_named
-            self._drop(reason, section.sources[is_kept & is_named])
+            self._drop(drop, section.sources[is_kept & is_named])
             is_kept &= ~is_named
         kept = select_documents(section, is_kept)
         has_row = ~is_kept & (section.provenance_lengths > 0) & (kept_as > 0)
@@ -299,11 +300,11 @@ class Selection:
             return kept
         return join_sections([kept, with_kept_as(select_documents(section, has_row), kept_as[has_row])])
 
-    def counts(self) -> list[tuple[int, str, int]]:
-        """Return source in the plan, reason, and number of dropped documents."""
-        return [(source, reason, count) for (source, reason), count in sorted(self._dropped.items())]
+    def counts(self) -> list[tuple[int, str, str, int]]:
+        """Return source in the plan, step, reason, and number of dropped documents."""
+        return [(source, *drop, count) for (source, drop), count in sorted(self._dropped.items())]
 
-    def _drop(self, reason: str, sources: np.ndarray) -> None:
+    def _drop(self, drop: Drop, sources: np.ndarray) -> None:
         counts = np.bincount(sources)
         for source in np.flatnonzero(counts).tolist():
-            self._dropped[source, reason] += int(counts[source])
+            self._dropped[source, drop] += int(counts[source])

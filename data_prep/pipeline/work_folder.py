@@ -315,8 +315,11 @@ def _options(keeps: Sequence[str]) -> str:
 
 
 def record_stamps(plan: Plan, output: str) -> None:
-    """Record the stamps of the inputs beside the data set that was made of them."""
-    write_state(storage.join(output, STAMPS_NAME), {**_read_stamps(output), **stamps_of(plan)})
+    """Record the stamps of the inputs beside the data set that was made of them, unless they are recorded."""
+    recorded = _read_stamps(output)
+    now = {**recorded, **stamps_of(plan)}
+    if now != recorded:
+        write_state(storage.join(output, STAMPS_NAME), now)
 
 
 def _read_stamps(output: str) -> dict[str, dict[str, str]]:

@@ -19,6 +19,7 @@ import numpy as np
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentReader
+from data_prep.documents.drops import DEDUPLICATION, READING, Drop
 from data_prep.documents.input_files import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.chain import StepCost
@@ -78,6 +79,7 @@ class Estimate:
         is_all: whether the sample is the whole corpus, so that the counts are exact.
         longest_unit_seconds: time of the slowest unit, which more workers do not shorten.
         costs: by the name of the source, what the sample cost: reading, each filter, and cleaning with encoding.
+        drops: by the name of the source, what the steps left out of the sample, copies in it included.
     """
 
     sources: dict[str, Figures]
@@ -85,6 +87,7 @@ class Estimate:
     is_all: bool
     longest_unit_seconds: float
     costs: dict[str, list[StepCost]]
+    drops: dict[str, Counter[Drop]]
 
     def hours(self, source: str, step: int) -> float:
         """Core-hours of a step of `costs` for all inputs of a source."""
@@ -123,13 +126,14 @@ def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
     seen = set[int]()
     filters = [each.filters for each in plan.reading.settings]
     costs = [[StepCost() for _ in range(len(each) + 2)] for each in filters]
+    drops = [Counter[Drop]() for _ in filters]
     # In the order of the plan, because the first of equal texts stays.
     samples: dict[InputUnit, tuple[Figures, bool]] = {}
     started_at = time.perf_counter()
     for unit in (each for each in plan.parts if each in chosen):
         stop_at = started_at + SAMPLE_SECONDS * (len(samples) + 1) / len(chosen)
         documents = functools.partial(_first, most_characters=most_characters, stop_at=stop_at)
-        samples[unit] = _sample(unit, plan, tokenizer, documents, seen, costs[unit.source])
+        samples[unit] = _sample(unit, plan, tokenizer, documents, seen, costs[unit.source], drops[unit.source])
     parts: dict[str, list[Figures]] = {source.name: [] for source in plan.config.sources}
     longest_seconds = 0.0
     for (source, (ending, _)), units in groups.items():
@@ -144,10 +148,10 @@ def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
     is_all = len(samples) == len(plan.parts) and all(is_whole for _, is_whole in samples.values())
     sources = {name: _total(found) for name, found in parts.items()}
     if is_all and plan.parent is None:
-        counts = [Counter(dropped=round(each.dropped), duplicate=round(each.copies)) for each in sources.values()]
-        check_sources(plan, [+each for each in counts], [round(each.documents) for each in sources.values()], {})
+        check_sources(plan, drops, [round(each.documents) for each in sources.values()], {})
     text_bytes = sum(figures.text_bytes for figures, _ in samples.values())
-    return Estimate(sources, text_bytes, is_all, longest_seconds, dict(zip(sources, costs, strict=True)))
+    of_sources = (dict(zip(sources, costs, strict=True)), dict(zip(sources, drops, strict=True)))
+    return Estimate(sources, text_bytes, is_all, longest_seconds, *of_sources)
 
 
 def _sample(
@@ -157,19 +161,20 @@ def _sample(
     first: Callable[[Iterator[Document]], Iterator[Document]],
     seen: set[int],
     costs: list[StepCost],
+    drops: Counter[Drop],
 ) -> tuple[Figures, bool]:
     """Read and encode the first documents of a unit; return their figures, and whether they are the whole unit.
 
     Args:
         first: yields the first of the documents.
         seen: ids of the documents that were sampled so far; those of the unit are added.
-        costs: of the source, see `Estimate.costs`; those of the unit are added.
+        costs: of the source, see `Estimate.costs`; those of the unit are added, and to `drops` its drops.
     """
     settings, reader = plan.reading.settings[unit.source], plan.reading.reader(unit)
     filtered = plan.reading.filters(unit.source).apply(reader, costs=costs[1:-1])
     documents = first(filtered)
     seconds_before, bytes_before = sum(cost.seconds for cost in costs), [cost.text_bytes for cost in costs]
-    dropped: Counter[str] = Counter()
+    dropped: Counter[Drop] = Counter()
     num_documents, parts = 0, []
     started_at = time.perf_counter()
     try:
@@ -181,13 +186,14 @@ def _sample(
     except BadInput as error:
         if settings.on_bad_input == "error" or not error.spoils_file:
             raise
+        drops[Drop(READING, error.reason)] += 1
         return Figures(unit.bytes, dropped=1, seconds=time.perf_counter() - started_at), True
     seconds = time.perf_counter() - started_at
     # The next step got exactly what was read.
     costs[0].text_bytes += costs[1].text_bytes - bytes_before[1]
     costs[0].seconds += max(0.0, seconds - sum(cost.seconds for cost in costs) + seconds_before)
     is_whole = bool(reader.sha256)
-    num_read = num_documents + sum(reader.dropped.values())
+    num_read = num_documents + reader.drops.total()
     read_bytes = unit.bytes if is_whole else min(unit.bytes, _read_bytes(unit, num_read, reader, settings))
     encoded = join_sections([*parts, encode_documents([], tokenizer, settings, dropped).section])
     is_new = np.ones(len(encoded.document_ids), bool)
@@ -195,12 +201,15 @@ def _sample(
         for number, identity in enumerate(encoded.document_ids.tolist()):
             is_new[number] = identity not in seen
             seen.add(identity)
+    dropped += reader.drops
+    num_copies = int((~is_new).sum())
+    drops.update(dropped + Counter({Drop(DEDUPLICATION, "duplicate"): num_copies}))
     kept = np.repeat(is_new, encoded.document_lengths)
     figures = Figures(
         input_bytes=read_bytes,
         documents=int(is_new.sum()),
-        dropped=sum(dropped.values()) + sum(reader.dropped.values()),
-        copies=int((~is_new).sum()),
+        dropped=dropped.total(),
+        copies=num_copies,
         sentences=int(encoded.sentence_counts[is_new].sum()),
         tokens=int(kept.sum()),
         text_bytes=int(tokenizer.byte_lengths[encoded.tokens[kept]].sum(dtype=np.int64)),

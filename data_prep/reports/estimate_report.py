@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from data_prep.base.errors import UserError
 from data_prep.base.table import Column, Table
-from data_prep.base.terminal import counted
+from data_prep.base.terminal import counted, listed, printable
 from data_prep.config.preparation_config import INHERITED_BY_SOURCES, DocumentSettings
+from data_prep.documents.drops import CLEANING, DEDUPLICATION, ENCODING, FILTERED_TEXT, READING, filter_step, step_order
 from data_prep.filters.registry import without_logins
 from data_prep.pipeline.plan import BUDGETS, Plan
 from data_prep.pipeline.publication import planned_use
 from data_prep.reports.estimate import Estimate, Figures
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
-
-_SHOWN = 5
 
 
 def estimate_report(plan: Plan, tokenizer: Tokenizer, found: Estimate, num_workers: int, output: str) -> Iterator[str]:
@@ -37,6 +36,7 @@ def estimate_report(plan: Plan, tokenizer: Tokenizer, found: Estimate, num_worke
         yield f"  {name}: {about}{_described(figures, documents)}"
     if len(found.sources) > 1:
         yield f"  in all: {about}{_described(found.total, documents)}"
+    yield from _drops(found)
     yield from _own_settings(plan)
     yield from _shares(plan, found.sources)
     yield from _not_counted(plan, found.is_all)
@@ -67,23 +67,26 @@ def described_steps(plan: Plan, tokenizer: Tokenizer, found: Estimate) -> Iterat
     groups: dict[str, list[int]] = {}
     for source, settings in enumerate(plan.reading.settings):
         groups.setdefault(settings.model_dump_json(), []).append(source)
-    rows: list[tuple[str, str, str, str]] = []
+    rows: list[tuple[str, str, str, str, str]] = []
     for sources in groups.values():
         settings = plan.reading.settings[sources[0]]
         num_files = sum(file.source in sources for file in plan.inputs)
-        own = f" of {_listed([names[each] for each in sources])}" if len(groups) > 1 else ""
+        own = f" of {listed([names[each] for each in sources])}" if len(groups) > 1 else ""
         fields = [f"{name} {value}" for name, value in settings if name.endswith("_field") and value]
-        steps = [("read", f"{counted(num_files, 'file')}{own}: {', '.join(fields)}")]
-        for entry in settings.filters:
+        steps: list[tuple[str, str, tuple[str, ...]]]
+        steps = [("read", f"{counted(num_files, 'file')}{own}: {', '.join(fields)}", (READING,))]
+        for place, entry in enumerate(settings.filters, 1):
             given = {**(entry.model_extra or {}), **({"version": entry.version} if entry.version else {})}
             parameters = ", ".join(f"{name}={without_logins(value)!r:.60}" for name, value in given.items())
-            steps.append(("filter", f"{entry.name}{own}" + (f": {parameters}" if parameters else "")))
+            details = f"{entry.name}{own}" + (f": {parameters}" if parameters else "")
+            steps.append(("filter", details, (filter_step(place, entry.name),)))
         longest = settings.max_document_characters
         limits = f"{settings.min_document_characters:,} to {'any number of' if longest is None else f'{longest:,}'}"
         encoded = f"by tokenizer {tokenizer.fingerprint[:16]} of {tokenizer.vocab_size:,} tokens"
         whole = "" if settings.sentences == "split" else ", sentences not split"
-        steps.append(("clean, encode", f"documents of {limits} characters{whole}, {encoded}"))
-        for step, (what, details) in enumerate(steps):
+        cleaning = (FILTERED_TEXT, CLEANING, ENCODING)
+        steps.append(("clean, encode", f"documents of {limits} characters{whole}, {encoded}", cleaning))
+        for step, (what, details, counted_as) in enumerate(steps):
             costs = [found.costs[names[each]][step] for each in sources]
             rate = sum(cost.text_bytes for cost in costs) / max(sum(cost.seconds for cost in costs), 1e-9) / 1e6
             hours = sum(found.hours(names[each], step) for each in sources)
@@ -91,6 +94,7 @@ def described_steps(plan: Plan, tokenizer: Tokenizer, found: Estimate) -> Iterat
                 (
                     what,
                     details,
+                    _num_dropped(found, [names[each] for each in sources], counted_as),
                     f"{rate:,.2f}" if rate else "-",
                     (f"{hours:,.2f}" if hours >= 0.005 else "<0.01") if rate else "-",
                 )
@@ -100,21 +104,24 @@ def described_steps(plan: Plan, tokenizer: Tokenizer, found: Estimate) -> Iterat
     kinds = f"exact{near}" if copies.exact else "none"
     destinations = plan.destinations
     shards = f"{destinations.num_train:,} train and {destinations.num_valid:,} valid at most"
-    rows += [("deduplicate", kinds, "-", "-"), ("write shards", shards, "-", "-")]
+    num_copies = _num_dropped(found, names, (DEDUPLICATION,)) if copies.exact else "-"
+    rows += [("deduplicate", kinds, num_copies, "-", "-"), ("write shards", shards, "-", "-", "-")]
     for what, folder in (("write dropped", config.keep_dropped), ("write texts", config.text_output)):
         if folder is not None:
-            rows.append((what, storage.redact(folder), "-", "-"))
+            rows.append((what, storage.redact(folder), "-", "-", "-"))
     numbered = tuple((str(number), *row) for number, row in enumerate(rows, 1))
-    columns = (Column("#"), Column("step", False), Column("details", False), Column("MB/s"), Column("core-hours"))
+    texts, numbers = ("step", "details"), ("dropped", "MB/s", "core-hours")
+    columns = (Column("#"), *(Column(name, False) for name in texts), *map(Column, numbers))
     note = (
-        "MB/s: of one core, on the text of the sample that reaches the step; core-hours: of all inputs; -: not measured"
+        "dropped: documents of the sample; MB/s: of one core, on the text of the sample that reaches the step; "
+        "core-hours: of all inputs; -: not measured"
     )
     yield Table("steps", columns, numbered, note).text()
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
+def _num_dropped(found: Estimate, names: Sequence[str], steps: Collection[str]) -> str:
+    drops = [each for name in names for each in found.drops[name].items()]
+    return f"{sum(count for drop, count in drops if drop.step in steps):,}"
 
 
 def _described(figures: Figures, settings: DocumentSettings) -> str:
@@ -125,6 +132,15 @@ def _described(figures: Figures, settings: DocumentSettings) -> str:
         f"{figures.documents:,.0f} documents{copies}{dropped}{sentences}, "
         f"{figures.tokens:,.0f} tokens in {figures.text_bytes / 1e6:,.1f} MB of text"
     )
+
+
+def _drops(found: Estimate) -> Iterator[str]:
+    """Yield what the steps leave out of the sample of each source, the most first."""
+    for name, drops in found.drops.items():
+        if drops:
+            in_order = sorted(drops.items(), key=lambda each: (-each[1], step_order(each[0].step), each[0].reason))
+            what = listed([f"{count:,} {drop}" for drop, count in in_order])
+            yield printable(f"  left out of {name}{'' if found.is_all else ' in the sample'}: {what}")
 
 
 def _own_settings(plan: Plan) -> Iterator[str]:
@@ -178,4 +194,4 @@ def _unsplittable(plan: Plan) -> Iterator[str]:
     if whole:
         whole.sort(key=lambda file: -file.bytes)
         named = [f"{storage.redact(file.url)} ({file.bytes / 1e6:,.1f} MB)" for file in whole]
-        yield f"cannot be split, so one worker reads each: {_listed(named)}"
+        yield f"cannot be split, so one worker reads each: {listed(named)}"

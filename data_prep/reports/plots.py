@@ -92,7 +92,7 @@ def _sentence_lengths(axes: Axes, statistics: Statistics) -> None:
 
 def _drop_reasons(axes: Axes, statistics: Statistics) -> None:
     reasons = [
-        (f"{step.name}: {reason}", float(count))
+        (f"{step.title}: {reason}", float(count))
         for step in statistics.manifest.steps
         for reason, count in step.dropped.items()
     ]

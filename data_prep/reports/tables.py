@@ -42,7 +42,7 @@ def split_table(manifest: Manifest) -> Table:
 def source_table(manifest: Manifest) -> Table:
     """Return the counts of every source, its tokens per word and byte, and its dropped documents."""
     return Table(
-        "Sources",
+        "Text and tokens by source",
         (
             Column("source", False),
             Column("language", False),
@@ -88,7 +88,7 @@ def step_table(manifest: Manifest) -> Table:
         (Column("step", False), *map(Column, ("in", "dropped", "out")), Column("reasons", False)),
         tuple(
             (
-                step.name,
+                step.title,
                 f"{step.documents_in:,}",
                 f"{sum(step.dropped.values()):,}",
                 f"{step.documents_out:,}",
@@ -135,14 +135,11 @@ def token_table(statistics: Statistics) -> Table:
 
 
 def tables(statistics: Statistics) -> Iterator[Table]:
-    """Yield all tables of a page in reading order."""
-    manifest = statistics.manifest
-    yield split_table(manifest)
-    yield source_table(manifest)
-    languages = language_table(manifest)
+    """Yield the tables of a page that its first screen and its data card do not have, in reading order."""
+    yield source_table(statistics.manifest)
+    languages = language_table(statistics.manifest)
     if languages is not None:
         yield languages
-    yield step_table(manifest)
     yield length_table(statistics)
     yield token_table(statistics)
 

@@ -106,7 +106,7 @@ def fingerprint_of(files: Mapping[str, bytes], special_tokens: SpecialTokens, ex
     """Return the sha256 of what decides the ids; not of how a file is written, nor of what is done to ids afterwards.
 
     The scores of a Unigram model are float32, written with more digits, of which the library changes the last one where
-    it writes the file again. `exact_scores` takes all digits, as releases before this rule did.
+    it writes the file again. `exact_scores` takes all digits, as releases before this rule did (`is_named`).
     """
     values = json.loads(files[TOKENIZER_NAME])
     what = {key: value for key, value in values.items() if key not in _IDS_DO_NOT_DEPEND_ON}
@@ -118,6 +118,11 @@ def fingerprint_of(files: Mapping[str, bytes], special_tokens: SpecialTokens, ex
         what["model"] = {**what["model"], "vocab": vocabulary}
     what["special_tokens"] = special_tokens.model_dump(mode="json")
     return hashlib.sha256(json.dumps(what, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def is_named(fingerprint: str, files: Mapping[str, bytes], special_tokens: SpecialTokens) -> bool:
+    """Return whether a fingerprint is that of these files, by this rule or by that of earlier releases."""
+    return any(fingerprint_of(files, special_tokens, exact_scores=exact) == fingerprint for exact in (False, True))
 
 
 def vocabulary_of(

@@ -24,6 +24,7 @@ from data_prep.text.text_batch import TextBatch, batches, pieces_of_text
 from data_prep.tokenizer.foreign_files import (
     TOKENIZER_NAME,
     fingerprint_of,
+    is_named,
     read_files,
     read_special_tokens,
     separators_of_pairs,
@@ -117,10 +118,7 @@ class ForeignTokenizer(Tokenizer):
             )
         if recorded is not None and not (
             recorded.vocab_size == found.vocab_size
-            and (
-                recorded.fingerprint == found.fingerprint
-                or recorded.fingerprint == fingerprint_of(files, special_tokens, exact_scores=True)
-            )
+            and (recorded.fingerprint == found.fingerprint or is_named(recorded.fingerprint, files, special_tokens))
         ):
             raise UserError(
                 f"{where} is not the tokenizer that {INFO_NAME} describes: its fingerprint is {found.fingerprint}, not "
@@ -132,6 +130,9 @@ class ForeignTokenizer(Tokenizer):
         if not is_of_decoder:
             tokenizer._check_literals(where)
         return tokenizer
+
+    def is_named(self, fingerprint: str) -> bool:
+        return super().is_named(fingerprint) or is_named(fingerprint, self._files, self.special_tokens)
 
     def write_files(self, folder: str | Path) -> None:
         """Write the tokenizer's files and, last, what makes the folder one of ours."""

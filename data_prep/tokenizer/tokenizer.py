@@ -157,6 +157,10 @@ class Tokenizer(ABC):
             UserError: a file cannot be read or written.
         """
 
+    def is_named(self, fingerprint: str) -> bool:
+        """Return whether a fingerprint is that of this tokenizer, also one that an earlier release took of it."""
+        return fingerprint == self.fingerprint
+
     @property
     def pieces(self) -> list[str]:
         """The text of every id, with U+2581 for a space."""

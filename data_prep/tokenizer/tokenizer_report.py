@@ -74,6 +74,9 @@ class TokenizerReport(BaseModel):
     longest_pieces: list[str]
     examples: list[list[str]] = Field(description="the pieces of some beginnings of documents")
     dropped: dict[str, dict[str, int]] = Field(description="documents or files left out, by source and reason")
+    dropped_by_step: dict[str, dict[str, dict[str, int]]] | None = Field(
+        None, description="the same by source, step and reason; null in reports of earlier releases"
+    )
 
 
 def write_report(report: TokenizerReport, folder: str | Path) -> None:

@@ -12,6 +12,7 @@ from itertools import islice, zip_longest
 
 import numpy as np
 
+from data_prep.documents.drops import Drop, by_step, by_summary
 from data_prep.text.cleaning import normalize
 from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
 from data_prep.tokenizer.special_tokens import UNK_TOKEN_ID
@@ -38,9 +39,9 @@ def measure(
     tokens = tokenizer.encode_many(texts)
     is_byte = np.array([piece.kind == "byte" for piece in tokenizer.vocabulary])
     measured = [_measured(text, ids, is_byte) for text, ids in zip(texts, tokens, strict=True)]
-    dropped: dict[str, dict[str, int]] = {}
-    for (source, reason), count in sorted(counts.dropped.items()):
-        dropped.setdefault(source, {})[reason] = count
+    drops: dict[str, dict[Drop, int]] = {}
+    for (source, *drop), count in sorted(counts.dropped.items()):
+        drops.setdefault(source, {})[Drop(*drop)] = count
 
     def grouped(kind: str) -> dict[str, GroupReport]:
         corpus, chosen = counts.bytes_by(kind), sample.bytes_by(kind)
@@ -76,7 +77,8 @@ def measure(
         languages=grouped("language"),
         longest_pieces=longest[:_LONGEST_PIECES],
         examples=[_example(tokenizer, text) for text in _some_of_each(held_out, texts)],
-        dropped=dropped,
+        dropped={source: by_summary(each) for source, each in drops.items()},
+        dropped_by_step={source: by_step(each) for source, each in drops.items()},
     )
 
 
@@ -109,8 +111,12 @@ def report_lines(report: TokenizerReport) -> Iterator[str]:
     yield ""
     yield f"longest tokens      {'  '.join(report.longest_pieces)}"
     for source, reasons in report.dropped.items():
+        left_out: list[tuple[Drop | str, int]] = [*reasons.items()]
+        if report.dropped_by_step is not None:
+            steps = report.dropped_by_step[source].items()
+            left_out = [(Drop(step, reason), count) for step, of_step in steps for reason, count in of_step.items()]
         judged = " (of what the sample needs)" if report.is_before_filters else ""
-        yield f"left out of {source}{judged}: " + ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        yield f"left out of {source}{judged}: " + ", ".join(f"{count:,} {why}" for why, count in left_out)
     yield ""
     for pieces in report.examples:
         yield f"  {' '.join(pieces)}"

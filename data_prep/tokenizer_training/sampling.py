@@ -27,6 +27,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentReader
+from data_prep.documents.drops import CLEANING, READING, Drop
 from data_prep.documents.input_files import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.chain import FilterChain, SourceReading
@@ -76,7 +77,7 @@ class SampleUnit(NamedTuple):
 
 @dataclass
 class CorpusCounts:
-    """What was read: documents and bytes of text by (source, language), and what was left out by (source, reason).
+    """What was read: documents and bytes of text by (source, language); what was left out by (source, step, reason).
 
     Attributes:
         is_before_filters: filters judged only the documents that the sample needed: `documents` and `text_bytes` are of
@@ -85,7 +86,7 @@ class CorpusCounts:
 
     documents: Counter[tuple[str, str]] = field(default_factory=Counter)
     text_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    dropped: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
     is_before_filters: bool = False
 
@@ -108,13 +109,14 @@ class Judged(NamedTuple):
 
     Attributes:
         rank: as that of `HeldOutDocument`.
-        reason: empty for one that stays.
+        step: that dropped it; like the reason empty for one that stays.
     """
 
     rank: int
     source: str
     language: str
     num_bytes: int
+    step: str
     reason: str
     language_after: str
     bytes_after: int
@@ -126,7 +128,7 @@ class Judged(NamedTuple):
     def add_to(self, counts: CorpusCounts, has_all: bool) -> None:
         """Count it; with `has_all`, which says that filters judged all documents, take it from those that were read."""
         if self.reason:
-            counts.dropped[self.source, self.reason] += 1
+            counts.dropped[self.source, self.step, self.reason] += 1
         if has_all:
             counts.documents[self.source, self.language] -= 1
             counts.text_bytes[self.source, self.language] -= self.num_bytes
@@ -209,17 +211,17 @@ class _Writer:
         rank, limit = hash_of(cleaned, self._job.settings.seed), self._choice.limit
         if limit is not None and key_of(0, EVEN, rank) >= limit and not self._held_out.may_hold(self._source, rank):
             return
-        kept, reason = chain.judge(document, reader)
+        kept, drop = chain.judge(document, reader)
         final, language_after = cleaned, language_label(kept.language or self._settings.language)
-        if reason is None:
+        if drop is None:
             if kept.text is not document.text:
                 (final,) = _cleaned([kept.text], self._job.settings.normalization)
-            reason = _why_dropped(final, self._settings)
-        if reason is None:
+            drop = _why_dropped(final, self._settings)
+        if drop is None:
             self.add(language_after, final, rank)
         before, after = (language, _num_bytes(cleaned)), (language_after, _num_bytes(final))
-        if reason is not None or before != after:
-            judged = Judged(rank, self._source, *before, reason or "", *after)
+        if drop is not None or before != after:
+            judged = Judged(rank, self._source, *before, *(drop or ("", "")), *after)
             if judged.is_needed(self._choice.limit):
                 self._write(JUDGED, judged, "")
 
@@ -263,8 +265,8 @@ def _read(job: SampleJob, unit: SampleUnit, writer: _Writer | None = None) -> Co
             texts = _cleaned([document.text for document, _ in batch], job.settings.normalization)
             for (document, position), cleaned in zip(batch, texts, strict=True):
                 language = language_label(document.language or settings.language)
-                if not is_lazy and (reason := _why_dropped(cleaned, settings)) is not None:
-                    counts.dropped[source, reason] += 1
+                if not is_lazy and (drop := _why_dropped(cleaned, settings)) is not None:
+                    counts.dropped[source, *drop] += 1
                     continue
                 counts.documents[source, language] += 1
                 counts.text_bytes[source, language] += _num_bytes(cleaned)
@@ -276,9 +278,9 @@ def _read(job: SampleJob, unit: SampleUnit, writer: _Writer | None = None) -> Co
     except BadInput as error:
         if settings.on_bad_input == "error":
             raise
-        return CorpusCounts(dropped=Counter({(source, error.reason): 1}), warnings=[str(error)])
-    dropped = reader.dropped - reader.filtered if is_lazy else reader.dropped
-    counts.dropped.update({(source, reason): count for reason, count in dropped.items()})
+        return CorpusCounts(dropped=Counter({(source, READING, error.reason): 1}), warnings=[str(error)])
+    drops = reader.drops - reader.filtered if is_lazy else reader.drops
+    counts.dropped.update({(source, *drop): count for drop, count in drops.items()})
     return counts
 
 
@@ -295,13 +297,13 @@ def _cleaned(texts: Sequence[str], normalization: Normalization) -> Iterator[str
         yield lines[start + 1 : stop].decode()
 
 
-def _why_dropped(cleaned: str, settings: DocumentSettings) -> str | None:
+def _why_dropped(cleaned: str, settings: DocumentSettings) -> Drop | None:
     if not cleaned:
-        return "empty"
+        return Drop(CLEANING, "empty")
     if len(cleaned) < settings.min_document_characters:
-        return "too short"
+        return Drop(CLEANING, "too short")
     if settings.max_document_characters is not None and len(cleaned) > settings.max_document_characters:
-        return "too long"
+        return Drop(CLEANING, "too long")
     return None
 
 

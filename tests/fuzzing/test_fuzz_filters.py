@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from data_prep import Document
 from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.drops import Drop
 from tests.fuzzing.mutations import HOSTILE_TEXTS, fuzz, mutated_bytes, mutated_document
 from tests.fuzzing.test_fuzz_inputs import SKIP, read
 from tests.fuzzing.watching import read_or_refuse
@@ -65,9 +66,9 @@ def test_filters_keep_or_count_every_document_of_damaged_metadata(
 
     load_filters(settings.filters)  # which opens their files, before it is watched
 
-    def read_filtered() -> tuple[list[str], Counter[str]]:
+    def read_filtered() -> tuple[list[str], Counter[Drop]]:
         kept = Filtered(path, settings)
-        return [document.text for document in kept], kept.reader.dropped
+        return [document.text for document in kept], kept.reader.drops
 
     unfiltered, found = (
         read_or_refuse(lambda: read(path, SKIP), path.parent),

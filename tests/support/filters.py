@@ -28,3 +28,8 @@ def take_time(document: Document, milliseconds: int) -> None:
 def shorten(document: Document, words: int) -> Document:
     """Leave so many words of a document."""
     return replace(document, text=" ".join(document.text.split()[:words]))
+
+
+def give_reason(document: Document, field: str) -> str | None:
+    """Drop a document for the reason that the field holds."""
+    return document.metadata.get(field)

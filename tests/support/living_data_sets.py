@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 
 from data_prep import UserError, open_dataset, verify
 from data_prep.dataset.manifest import Manifest, write_manifest
-from data_prep.dataset.manifest_records import STEPS as STEPS
 from data_prep.dataset.manifest_records import FileRecord as FileRecord
 from data_prep.dataset.manifest_records import RemovalRecord as RemovalRecord
 from data_prep.dataset.manifest_records import ShardRecord as ShardRecord

@@ -41,7 +41,7 @@ def train_tokenizer(
     of = "corpus", "unknown"
     for document in documents:
         if has_too_many_marks(document):
-            counts.dropped["corpus", TOO_MANY_MARKS] += 1
+            counts.dropped["corpus", "reading", TOO_MANY_MARKS] += 1
         elif paragraphs := clean_paragraphs(document, settings.normalization):
             sample.add(paragraphs, *of)
             counts.documents[of] += 1

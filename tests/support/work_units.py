@@ -22,6 +22,7 @@ from data_prep.config.preparation_config import (
 from data_prep.deduplication import near_duplicates
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import MAX_PARTS, SignatureFiles
+from data_prep.documents.drops import Drop, by_summary, drops_of_json
 from data_prep.executors import phases
 from data_prep.filters.chain import SourceReading
 from data_prep.pipeline import destinations, exclusion_phase, map_task, reduce_task, sections, units
@@ -80,7 +81,8 @@ def map_file(path: Path, tokenizer: Path, work: Path, *, near: bool = False, **d
     work_bytes = map_unit(job, unit)
     summary, counts = read_summary(sections_url(str(work), _NAME))
     assert summary["parts"][0] == digest_of(unit.parts[0], settings)
-    return MappedFile(work, near, work_bytes, summary["parts"][0], summary["dropped"], counts)
+    dropped = by_summary(drops_of_json(summary["dropped"]))
+    return MappedFile(work, near, work_bytes, summary["parts"][0], dropped, counts)
 
 
 def _job(
@@ -136,8 +138,8 @@ class OneShard:
         reduce_shard(self.job, self.shard)
 
     @property
-    def dropped(self) -> list[tuple[int, str, int]]:
-        """Source, reason and number of dropped documents."""
+    def dropped(self) -> list[tuple[int, str, str, int]]:
+        """Source, step, reason and number of dropped documents."""
         return [(*each,) for each in read_state(result_url(self.job, self.shard))["dropped"]]
 
 
@@ -145,10 +147,11 @@ def encoded(
     texts: Sequence[str], tokenizer: Tokenizer, languages: Sequence[str | None] | None = None, **documents: Any
 ) -> tuple[Section, Counter[str]]:
     """Encode texts as the map phase does; return them and what was dropped, by reason."""
-    dropped: Counter[str] = Counter()
+    dropped: Counter[Drop] = Counter()
     named = zip(texts, languages or [None] * len(texts), strict=True)
     given = [Document(text, language=language) for text, language in named]
-    return encode_documents(given, tokenizer, DocumentSettings(**documents), dropped)[0], dropped
+    section = encode_documents(given, tokenizer, DocumentSettings(**documents), dropped).section
+    return section, Counter(by_summary(dropped))
 
 
 def size_of_plan(num_tokens: float) -> tuple[int, int, int, int]:

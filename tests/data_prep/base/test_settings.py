@@ -178,6 +178,27 @@ def test_several_mistakes_are_listed_in_one_error(tmp_path):
     assert "cylinders=0" in str(caught.value) and "unknown setting wings" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "origin"),
+    [
+        (["engine.cylinders=0"], "the command line: engine.cylinders=0"),
+        (["wings=2"], "the command line: unknown setting wings"),
+        (["wheels=[1,x]"], "the command line: wheels.1="),
+        ([], "car.yaml: fuel="),
+        (["name=b"], "car.yaml: fuel="),
+        (["engine.cylinders=0", "fuel=wood"], "the command line: 2 settings are wrong"),
+        (["engine.cylinders=0", "name=b"], "the command line and car.yaml: 2 settings are wrong"),
+    ],
+)
+def test_a_wrong_value_is_named_with_the_place_where_it_stands(tmp_path, overrides, origin):
+    is_of_file = "car.yaml" in origin
+    path = written(tmp_path, "name: a\nfuel: wood" if is_of_file else "name: a")
+    path = path.rename(tmp_path / "car.yaml")
+    with pytest.raises(UsageError) as refused:
+        load_settings(Car, path, overrides)
+    assert str(refused.value).replace(f"{tmp_path}/", "").startswith(origin)
+
+
 def test_a_directory_and_a_file_that_is_not_utf8_have_codes_of_their_own(tmp_path):
     (tmp_path / "latin.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
     for path, code, shown in (

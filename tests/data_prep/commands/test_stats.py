@@ -78,15 +78,19 @@ run_command(main)
 
 
 @pytest.mark.spawn
-def test_a_page_needs_an_extra_that_its_error_names_and_the_report_does_not(small_shards: Path, tmp_path: Path) -> None:
+def test_a_report_without_the_extra_has_no_plots_and_names_it(small_shards: Path, tmp_path: Path) -> None:
     def stats_of(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", WITHOUT_MATPLOTLIB, "stats", str(small_shards), *words]
         return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[3])
 
-    report, refused = stats_of(), stats_of("--output", str(tmp_path / "page"))
+    report = stats_of("--output", str(tmp_path / "page"))
     assert report.returncode == 0 and "most frequent tokens" in report.stdout, report.stderr
-    assert refused.returncode == 2 and refused.stdout == "" and not list(tmp_path.iterdir())
-    assert "[plots]" in refused.stderr and "[missing-extra]" in refused.stderr
+    assert [path.name for path in (tmp_path / "page").iterdir()] == ["index.html"]
+    assert "[plots]" in report.stderr and "has no plots" in report.stderr
+    page = (tmp_path / "page/index.html").read_text()
+    assert "Data card" in page and "<img" not in page and "In pictures" not in page
+    planned = stats_of("--output", str(tmp_path / "other"), "--dry-run")
+    assert planned.returncode == 0 and "plots" not in planned.stderr and not (tmp_path / "other").exists()
 
 
 def test_an_output_that_is_a_file_is_refused_before_anything_is_read(

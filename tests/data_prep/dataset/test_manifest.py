@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import ast
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-import data_prep
 from data_prep.base.errors import UserError
 from data_prep.dataset.data_card import data_card
 from data_prep.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
-from data_prep.dataset.manifest_records import step_of
 from tests.support.error_codes import coded
+
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def name_shard(values: dict[str, Any], name: str) -> None:
@@ -66,36 +67,86 @@ def test_an_empty_split_and_no_sources_are_allowed(small_shards: Path) -> None:
     assert not Manifest.model_validate({**values, "valid": nothing, "sources": []}).valid.shards
 
 
-def reasons_of_later_steps() -> set[str]:
-    """Every reason for dropping a document that the code of the pipeline names."""
-    folder = Path(data_prep.__path__[0]) / "pipeline"
-    nodes = [node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
-    texts: list[ast.expr | None] = []
-    for node in nodes:
-        if isinstance(node, ast.Call) and _name(node.func) == "_drop":
-            texts.append(node.args[0])
-        elif isinstance(node, ast.Subscript) and _name(node.value) in ("dropped", "_dropped", "drops", "ids_by_reason"):
-            texts.append(node.slice)
-    return {text.value for text in texts if isinstance(text, ast.Constant) and isinstance(text.value, str)}
+EARLIER = GOLDEN / "drops_by_reason"
+"""Manifest and card by commit d184c335, which counted drops by reason: two preparations and a removal."""
 
 
-def _name(node: ast.expr | None) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+def test_a_manifest_of_an_earlier_release_keeps_its_digest_its_card_and_its_steps() -> None:
+    manifest = read_manifest(str(EARLIER))
+    assert manifest.digest == hashlib.sha256((EARLIER / MANIFEST_NAME).read_bytes()).hexdigest()
+    card = (EARLIER / "DATA_CARD.md").read_text(encoding="utf-8")
+    for section in ("Sources", "Counts", "Steps of preparation", "Removals"):
+        assert _section(data_card(manifest), section) == _section(card, section) != ""
+    assert [(step.name, step.documents_in, step.dropped, step.documents_out) for step in manifest.steps] == [
+        ("reading", 136, {"invalid JSON": 1, "no object": 1, "not text": 1}, 133),
+        ("filtering", 133, {"filter metadata: not score >= 1": 28, "filter metadata: not score >= 2": 14}, 91),
+        ("cleaning", 91, {"empty": 1, "too short": 1}, 89),
+        (
+            "deduplication",
+            89,
+            {"duplicate": 3, "near duplicate": 1, "in the data set already": 2, "removed earlier": 1},
+            82,
+        ),
+        ("removal", 82, {"removed": 1}, 81),
+    ]
 
 
-@pytest.mark.long
-def test_every_reason_of_a_later_step_belongs_to_it() -> None:
-    """Reading has all reasons that no later step has, so that a new one of the pipeline must be in the table."""
-    reasons = reasons_of_later_steps()
-    assert {"empty", "too short", "duplicate", "near duplicate"} <= reasons
-    assert {reason for reason in reasons if step_of(reason) == "reading"} == set()
+def _section(card: str, name: str) -> str:
+    return card.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
 
 
-def test_reasons_of_filters_and_formats_are_counted_in_the_steps(small_shards: Path) -> None:
+def test_drops_of_the_same_reason_and_the_same_filter_twice_are_apart(small_shards: Path) -> None:
+    steps = {
+        "cleaning": {"empty": 1},
+        "encoding": {"empty": 2},
+        "filter 10 m:f": {"empty": 4},
+        "filter 2 m:f": {"empty": 8, "removed": 16},
+        "filter 2 m:f: a\nb": {},
+        "removal": {"removed": 32},
+    }
+    dropped = {"empty": 3, "filter m:f: empty": 12, "filter m:f: removed": 16, "removed": 32}
+    manifest = _with_drops(small_shards, dropped, steps)
+    names = ["reading", "filter 2 m:f", "filter 2 m:f: a\nb", "filter 10 m:f"]
+    names += ["cleaning", "encoding", "deduplication", "removal"]
+    assert [step.name for step in manifest.steps] == names
+    assert {step.name: step.dropped for step in manifest.steps if step.dropped} == {
+        name: reasons for name, reasons in steps.items() if reasons
+    }
+    assert manifest.dropped == dropped
+    assert Manifest.model_validate_json(manifest.to_json()) == manifest
+    card = data_card(manifest)
+    assert "| corpus | filter 10 m:f | empty | 4 |" in card and "| corpus | encoding | empty | 2 |" in card
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {},
+        {"cleaning": {"empty": 1}},
+        {"cleaning": {"empty": 2}, "removal": {"removed": 1}},
+        {"filter 1 x": {"empty": 2}},
+    ],
+)
+def test_drops_by_step_that_contradict_those_by_reason_are_refused(
+    small_shards: Path, steps: dict[str, dict[str, int]]
+) -> None:
+    with pytest.raises(ValidationError, match="its drops by step are other ones than those by reason"):
+        _with_drops(small_shards, {"empty": 2}, steps)
+
+
+def _with_drops(folder: Path, dropped: dict[str, int], steps: dict[str, dict[str, int]]) -> Manifest:
+    values = json.loads((folder / MANIFEST_NAME).read_bytes())
+    values["sources"][0] |= {"dropped": dropped, "dropped_by_step": steps}
+    return Manifest.model_validate(values)
+
+
+def test_reasons_of_an_earlier_release_are_counted_in_the_steps(small_shards: Path) -> None:
     manifest = read_manifest(str(small_shards))
     (source,) = manifest.sources
     dropped = {"too short": 3, "filter metadata: no score": 2, "forgotten": 5, "invalid JSON": 1}
-    manifest = manifest.model_copy(update={"sources": (source.model_copy(update={"dropped": dropped}),)})
+    manifest = manifest.model_copy(
+        update={"sources": (source.model_copy(update={"dropped": dropped, "dropped_by_step": None}),)}
+    )
     assert manifest.dropped == {
         "forgotten": 5, "invalid JSON": 1, "filter metadata: no score": 2, "too short": 3
     }  # fmt: skip

@@ -32,7 +32,6 @@ from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS
 from tests.support.compressions import COMPRESS
 from tests.support.error_codes import coded
-from tests.support.living_data_sets import STEPS
 from tests.support.peak_memory import read_in_a_process
 from tests.support.preparations import paragraphs_of
 from tests.support.reading import DEFAULTS, FORMATS, SKIP, digest_of, file_of, read_and_count, reader_of, units_of
@@ -606,4 +605,3 @@ def test_a_document_of_too_many_marks_in_a_row_is_dropped_and_counted(
     assert [document.text for document in reader] == [TEXTS[0], "e\u0301"]
     assert reader.dropped == {TOO_MANY_MARKS: 1} and reader.languages.documents == 2
     assert "1 left out, of more than 1,000 combining marks (such as accents) in a row" in capfd.readouterr().err
-    assert TOO_MANY_MARKS in STEPS["reading"], "a reason that the manifest knows"

@@ -63,7 +63,7 @@ def test_missing_results_of_other_machines_are_reported(tmp_path: Path, monkeypa
 
 
 def counted_by(number: int) -> Tally:
-    counts = Counter({("dropped", number % 2, "empty"): number, ("documents", number): 1})
+    counts = Counter({("dropped", number % 2, "cleaning", "empty"): number, ("documents", number): 1})
     return Tally(counts, {"tokens": np.array([[number], [2 * number]])}, {"numbers": [number]})
 
 
@@ -76,13 +76,15 @@ def test_results_are_added_up_in_order_by_many_or_by_one(
     total = add_up_results(urls, lambda url: counted_by(int(url)), str(tmp_path), "sums", runner)
     assert total.lists == {"numbers": [1, 2, 3, 4, 5, 6]}
     assert total.arrays["tokens"].tolist() == [[21], [42]]
-    assert total.dropped(3) == (Counter(empty=2 + 4 + 6), Counter(empty=1 + 3 + 5), Counter())
+    drops = {key: count for key, count in total.counts.items() if key[0] == "dropped"}
+    assert drops == {("dropped", 0, "cleaning", "empty"): 12, ("dropped", 1, "cleaning", "empty"): 9}
     assert total.of("documents") == Counter(range(1, 7))
-    assert (at_once < 6) == (tmp_path / "sums-0000000.tally.json").exists()
+    assert (at_once < 6) == (tmp_path / "sums-0000000.counts.json").exists()
 
 
 def test_sums_of_an_earlier_release_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "FAN_IN", 1)
-    write_state(str(tmp_path / "sums-0000000.json"), {"counts": [[0, 7]], "dropped": []})
+    for name in ("sums-0000000.json", "sums-0000000.tally.json"):
+        write_state(str(tmp_path / name), {"counts": [["dropped", 0, "duplicate", 7]], "arrays": {}, "lists": {}})
     total = add_up_results(["1", "2"], lambda url: counted_by(int(url)), str(tmp_path), "sums", PhaseRunner(1, Lock()))
     assert total.lists == {"numbers": [1, 2]}

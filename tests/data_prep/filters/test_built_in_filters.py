@@ -12,6 +12,7 @@ import pytest
 from data_prep import Document
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.drops import of_step
 from tests.support.error_codes import coded
 from tests.support.preparations import filter_identity, filter_step
 from tests.support.reading import BadInput, Filtered
@@ -36,7 +37,7 @@ def test_metadata_thresholds_count_each_failed_condition(tmp_path: Path) -> None
     rows = [{"text": "a", "score": 2}, {"text": "b", "score": 3}, {"text": "c"}, {"text": "d", "score": None}]
     kept = read(tmp_path / "a.jsonl", rows, **SCORED)
     assert [document.text for document in kept] == ["b"]
-    assert kept.reader.dropped == {"filter metadata: not score >= 3": 1, "filter metadata: no score": 2}
+    assert kept.reader.drops == of_step("filter 1 metadata", {"not score >= 3": 1, "no score": 2})
 
 
 @pytest.mark.fault(row=4, fault="a score is text", required="named by line, or counted by policy")
@@ -45,7 +46,7 @@ def test_a_score_that_is_text_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="a.jsonl line 2.*'metadata': score='4'", check=coded("unreadable")):
         list(read(tmp_path / "a.jsonl", rows, **SCORED))
     kept = read(tmp_path / "a.jsonl", rows, on_bad_input="skip", **SCORED)
-    assert len(list(kept)) == 1 and kept.reader.dropped == {"filter metadata: cannot be judged": 1}
+    assert len(list(kept)) == 1 and kept.reader.drops == of_step("filter 1 metadata", {"cannot be judged": 1})
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import pytest
 from data_prep import Document
 from data_prep.base.errors import Stopped, UserError
 from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.drops import Drop, of_step
 from tests.support.error_codes import coded
 from tests.support.preparations import filter_settings, filters_fingerprint
 from tests.support.reading import Filtered
@@ -54,12 +55,12 @@ def test_documents_carry_their_provenance(tmp_path: Path) -> None:
 
 
 def test_filters_drop_and_transforms_replace_in_their_order(tmp_path: Path) -> None:
-    dropped: list[tuple[str, str]] = []
-    found = reader(tmp_path, even, capitals, on_drop=lambda document, reason: dropped.append((document.text, reason)))
+    dropped: list[tuple[str, Drop]] = []
+    found = reader(tmp_path, even, capitals, on_drop=lambda document, drop: dropped.append((document.text, drop)))
     assert [document.text for document in found] == ["TEXT 0", "TEXT 2", "TEXT 4"]
-    reason = f"filter {__name__}:even: odd"
-    assert found.reader.dropped == Counter({reason: 3})
-    assert dropped == [(f"text {number}", reason) for number in (1, 3, 5)]
+    drop = Drop(f"filter 1 {__name__}:even", "odd")
+    assert found.reader.drops == Counter({drop: 3})
+    assert dropped == [(f"text {number}", drop) for number in (1, 3, 5)]
     unfiltered = reader(tmp_path)
     assert len(list(unfiltered)) == 6 and unfiltered.reader.sha256 == found.reader.sha256, "what was read is the same"
 
@@ -135,7 +136,7 @@ def test_a_filter_that_differs_from_the_plans_is_refused(tmp_path: Path) -> None
 
 def test_marks_that_a_transform_makes_are_dropped(tmp_path: Path) -> None:
     found = reader(tmp_path, lambda document: replace(document, text="a" + "\u0301" * 100_000))
-    assert list(found) == [] and found.reader.dropped == Counter({"too many marks": 6})
+    assert list(found) == [] and found.reader.drops == of_step("filtered text", {"too many marks": 6})
 
 
 def test_fields_that_documents_lack_are_counted(tmp_path: Path) -> None:

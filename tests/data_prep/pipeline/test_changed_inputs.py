@@ -213,7 +213,11 @@ def test_changes_in_a_store(
 @pytest.mark.fault(row=10, fault="input changed between two runs of one output", required="refused, naming the file")
 @changes
 def test_a_finished_data_set_of_changed_inputs_is_refused(
-    corpus: Path, tokenizer: Tokenizer, tmp_path: Path, change: Callable[[Path], None]
+    corpus: Path,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    change: Callable[[Path], None],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     output = tmp_path / "out"
     manifest = plan_of(corpus, tokenizer).make(output)
@@ -228,6 +232,9 @@ def test_a_finished_data_set_of_changed_inputs_is_refused(
     }
     if change is touched:
         assert plan_of(corpus, tokenizer).make(output) == manifest, "equal content is the same input"
+        assert "comparing: " in capfd.readouterr().err
+        assert plan_of(corpus, tokenizer).make(output) == manifest and "comparing: " not in capfd.readouterr().err
+        before[".stamps.json"] = (output / ".stamps.json").read_bytes()
     else:
         with pytest.raises(UserError, match=rf"{what[change]}.*--fresh", check=coded("other-preparation")):
             plan_of(corpus, tokenizer).make(output)

@@ -53,7 +53,7 @@ def test_dropped_documents_match_the_counts_of_the_steps(corpus: Path, small_tok
     }  # fmt: skip
     assert rows[0] == {
         "id": "0", "metadata": {"score": 0}, "reason": "filter metadata: not score >= 3", "source": "corpus",
-        "text": "Document 0 has a sentence of its own.",
+        "step": "filter 1 metadata", "text": "Document 0 has a sentence of its own.",
     }  # fmt: skip
     prepare(corpus, small_tokenizer, tmp_path / "two", num_workers=2)
     assert files_of(folder) == files_of(tmp_path / "two-dropped"), "byte for byte"

@@ -86,8 +86,8 @@ def counted_by_hand(
         **{f"write {split}-#.index.safetensors": 2 * number for split, number in shards.items()},
         **{f"write {split}-#.#.done.json": 2 * number for split, number in shards.items()},
         **{f"{split}-#.#.done.json": number for split, number in shards.items()},
-        **{f"write {name}-#.tally.json": 2 * number for name, number in num_sums.items()},
-        **{f"{name}-#.tally.json": number for name, number in num_sums.items()},
+        **{f"write {name}-#.counts.json": 2 * number for name, number in num_sums.items()},
+        **{f"{name}-#.counts.json": number for name, number in num_sums.items()},
     }
     if num_near_parts:
         num_clusters = -(-num_near_parts // pair_files) if num_near_parts > pair_files else 0

@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from data_prep import Document
+from data_prep.documents.drops import Drop
+from data_prep.pipeline.exclusion_phase import NEAR
 from data_prep.pipeline.reduce_task import SeenIds, Selection
 from data_prep.pipeline.sections import pack_provenance, unpack_provenance
 from tests.support.work_units import Section
+
+TAKEN_DOWN = Drop("takedowns", "removed earlier")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -41,17 +45,17 @@ def section(ids: list[int], sources: list[int], with_provenance: bool = False) -
     )
 
 
-def test_drops_are_counted_by_source_and_reason() -> None:
-    exclusions = {"removed earlier": np.array([[4, 0]], np.uint64), "near duplicate": np.array([[5, 1]], np.uint64)}
+def test_drops_are_counted_by_source_step_and_reason() -> None:
+    exclusions = {TAKEN_DOWN: np.array([[4, 0]], np.uint64), NEAR: np.array([[5, 1]], np.uint64)}
     selection = Selection(True, exclusions)
     first = selection.select(section([1, 4, 5, 1], [0, 0, 1, 1]))
     second = selection.select(section([2, 5, 1], [2, 2, 2]))
     assert first.document_ids.tolist() == first.tokens.tolist() == [1] and second.document_ids.tolist() == [2]
     assert selection.counts() == [
-        (0, "removed earlier", 1),
-        (1, "duplicate", 1),
-        (1, "near duplicate", 1),
-        (2, "duplicate", 2),
+        (0, "takedowns", "removed earlier", 1),
+        (1, "deduplication", "duplicate", 1),
+        (1, "near duplicates", "near duplicate", 1),
+        (2, "deduplication", "duplicate", 2),
     ]
 
 
@@ -61,7 +65,7 @@ def test_without_exact_deduplication_copies_stay() -> None:
 
 
 def test_dropped_documents_leave_their_provenance_and_the_kept_copy() -> None:
-    exclusions = {"removed earlier": np.array([[4, 0]], np.uint64), "near duplicate": np.array([[5, 1]], np.uint64)}
+    exclusions = {TAKEN_DOWN: np.array([[4, 0]], np.uint64), NEAR: np.array([[5, 1]], np.uint64)}
     selection = Selection(True, exclusions)
     found = selection.select(section([1, 4, 5, 1, 5], [0] * 5, with_provenance=True))
     assert found.document_lengths.tolist() == [1, 0, 0, 0] and found.tokens.tolist() == [1]

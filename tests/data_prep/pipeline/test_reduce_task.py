@@ -60,7 +60,8 @@ def test_duplicates_are_not_held_in_memory(
     # Of equal texts the earliest stays, and every other document with its own tokens.
     expected = [(7, 0, [300] * num_tokens), *((7000 + n, 0, [400 + n, 301]) for n in range(num_copies))]
     assert sorted(documents) == sorted(expected)
-    assert shard.dropped == [(0, "duplicate", num_copies - 1), (1, "duplicate", 2 * num_copies)]
+    copies = ("deduplication", "duplicate")
+    assert shard.dropped == [(0, *copies, num_copies - 1), (1, *copies, 2 * num_copies)]
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ import safetensors.numpy
 
 from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UserError
+from data_prep.dataset.data_card import data_card
 from data_prep.reports import plots
 from data_prep.reports.page import read_samples, render_page, write_page
 from data_prep.reports.plots import draw_plots
@@ -64,38 +65,51 @@ def shards(small_tokenizer: Path, small_corpus: Path, tmp_path_factory: pytest.T
 
 
 class _Cells(html.parser.HTMLParser):
-    """The rows of all tables of a page, unescaped."""
+    """The rows of all tables of a page by the heading before them, unescaped; every element is closed in its turn."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.rows: list[list[str]] = []
-        self._in_cell = False
+        self.tables: dict[str, list[list[str]]] = {}
+        self.paragraphs: list[str] = []
+        self._in_cell, self._open, self._heading = False, list[str](), ""
         self.feed(page)
+        self.close()
+        assert not self._open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag not in ("script", "iframe", "link", "object", "a", "form") and not any(
             name.startswith("on") for name, _ in attrs
         )
+        if tag not in ("meta", "img", "br"):
+            self._open.append(tag)
+        if tag in ("h1", "h2", "h3"):
+            self._heading = ""
+        if tag == "p":
+            self.paragraphs.append("")
         if tag == "tr":
             self.rows.append([])
+            self.tables.setdefault(self._heading, []).append(self.rows[-1])
         if tag in ("td", "th"):
             self.rows[-1].append("")
         self._in_cell = tag in ("td", "th", "bdi")
 
     def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
         self._in_cell = False
 
     def handle_data(self, data: str) -> None:
         if self._in_cell:
             self.rows[-1][-1] += data
+        if self._open and self._open[-1] in ("h1", "h2", "h3"):
+            self._heading += data
+        if self._open and self._open[-1] == "p":
+            self.paragraphs[-1] += data
 
 
-def rows_of(page: str) -> dict[str, list[str]]:
-    """The first row of each name in the first column."""
-    rows: dict[str, list[str]] = {}
-    for name, *cells in _Cells(page).rows:
-        rows.setdefault(name, cells)
-    return rows
+def rows_of(page: str, heading: str) -> dict[str, list[str]]:
+    """The cells of each name in the first column of the tables below a heading."""
+    return {name: cells for name, *cells in _Cells(page).tables[heading]}
 
 
 def test_lengths_and_token_counts_are_those_of_the_token_data(shards: HostileShards) -> None:
@@ -111,7 +125,8 @@ def test_lengths_and_token_counts_are_those_of_the_token_data(shards: HostileSha
 
 
 def test_sources_in_page_and_report_have_the_counts_of_their_documents(shards: HostileShards) -> None:
-    rows, report = rows_of(render_page(shards.statistics, {})), list(stats_report(shards.statistics))
+    page, report = render_page(shards.statistics, {}), list(stats_report(shards.statistics))
+    rows, languages = rows_of(page, "Text and tokens by source"), rows_of(page, "Languages")
     for own, start in zip(shards.by_source, ("plain", "<script>alert(1)", "$\\frac{$ \\u202e\\x1b[31m"), strict=True):
         documents, tokens, words = (f"{own[key]:,}" for key in ("documents", "tokens", "words"))
         rates = [f"{own['tokens'] / own['words']:.3f}", f"{own['bytes'] / own['tokens']:.2f}"]
@@ -120,17 +135,26 @@ def test_sources_in_page_and_report_have_the_counts_of_their_documents(shards: H
         line = next(line for line in report if line.startswith(start))
         assert line.split()[-9:] == [cells[0], documents, cells[2], tokens, words, *rates, cells[7], "CC0-1.0"]
     english = Counter(shards.by_source[0]) + Counter(shards.by_source[1])
-    assert rows["en"][:2] == ["2", f"{english['documents']:,}"] and rows["en"][3] == f"{english['tokens']:,}"
-    assert rows["fr"][0] == "1"
+    assert [*languages["en"][:2], languages["en"][3]] == [
+        "2", f"{english['documents']:,}", f"{english['tokens']:,}"
+    ]  # fmt: skip
+    assert languages["fr"][0] == "1"
 
 
 def test_the_steps_count_every_document_that_the_shards_lack(shards: HostileShards) -> None:
-    rows = rows_of(render_page(shards.statistics, {}))
+    page = render_page(shards.statistics, {}, card=data_card(shards.statistics.manifest))
+    rows, plain = (
+        rows_of(page, "Steps of preparation"),
+        _Cells(page).tables["Why documents were left out, step by step"],
+    )
     cleaned = [normalized(text) for text in shards.texts]
     assert cleaned.count("") == NUM_EMPTY and len(cleaned) - len({*cleaned} - {""}) == NUM_EMPTY + NUM_COPIES
     num = len(shards.texts)
     assert rows["cleaning"] == [str(num), "2", str(num - 2), "2 empty"]
     assert rows["deduplication"] == [str(num - 2), "3", str(len(shards.document_lengths)), "3 duplicate"]
+    assert [row[0] for row in plain] == ["#", "1", "2", "3", "4"]
+    assert plain[2][1:] == ["cleaning the text", str(num), "2", str(num - 2), "has no text (2)"]
+    assert plain[3][-1] == "has the same text as another document (3)"
     report = "\n".join(stats_report(shards.statistics))
     assert report.count("2 empty") == report.count("3 duplicate") == 1
 
@@ -138,7 +162,12 @@ def test_the_steps_count_every_document_that_the_shards_lack(shards: HostileShar
 def test_the_most_frequent_piece_comes_first_with_its_share(shards: HostileShards) -> None:
     (token, count), total = shards.tokens.most_common(1)[0], shards.tokens.total()
     piece, share = shards.statistics.pieces[token], f"{count / total:.2%}"
-    assert rows_of(render_page(shards.statistics, {}))["1"] == [str(token), piece, f"{count:,}", share]
+    assert rows_of(render_page(shards.statistics, {}), "Most frequent tokens")["1"] == [
+        str(token),
+        piece,
+        f"{count:,}",
+        share,
+    ]
     report = list(stats_report(shards.statistics))
     assert any(line.startswith(f"most frequent tokens: {piece} {share}, ") for line in report)
     unused = len(shards.statistics.pieces) - len(shards.tokens)
@@ -148,7 +177,8 @@ def test_the_most_frequent_piece_comes_first_with_its_share(shards: HostileShard
 @pytest.mark.long
 def test_text_of_the_corpus_is_escaped_in_terminal_and_page(shards: HostileShards) -> None:
     pictures = draw_plots(shards.statistics)
-    report, page = "\n".join(stats_report(shards.statistics)), render_page(shards.statistics, pictures)
+    report, card = "\n".join(stats_report(shards.statistics)), data_card(shards.statistics.manifest)
+    page = render_page(shards.statistics, pictures, read_samples(str(shards.folder), shards.statistics.manifest), card)
     without_pictures, num = re.subn(r'src="data:image/png;base64,[A-Za-z0-9+/=]+"', "", page)
     assert num == len(pictures) == 8
     assert "<script" not in page and "&lt;script&gt;alert(1)&lt;/script&gt; &quot;&amp;" in page
@@ -216,17 +246,26 @@ def test_sources_beyond_the_thirtieth_share_a_bar(shards: HostileShards, monkeyp
         assert [name for name, _ in bars] == [f"source {n:02}" for n in range(len(bars))]
 
 
-def test_the_page_begins_with_plots_and_sample_documents_and_folds_long_tables(shards: HostileShards) -> None:
+def test_the_page_begins_with_what_was_kept_and_ends_with_the_card(shards: HostileShards) -> None:
     samples = read_samples(str(shards.folder), shards.statistics.manifest)
-    assert len(samples) == 5 and len({sample.source for sample in samples}) == 3
+    assert [sample.source for sample in samples] == list(NAMES)
     texts = [normalized(text).strip() for text in shards.texts]
     for sample in samples:
         assert sample.text and any(text.startswith(sample.text) for text in texts)
         assert sample.is_cut == (sample.text not in texts)
-    page = render_page(shards.statistics, {"one": PNG_MAGIC}, samples)
-    positions = [page.index(text) for text in ("<img", "Sample documents", f"{samples[0].document_id:016x}", "<table")]
-    assert positions == sorted(positions)
-    assert page.count("<details>") == 1, "the most frequent tokens alone are many"
+    page = render_page(shards.statistics, {"one": PNG_MAGIC}, samples, data_card(shards.statistics.manifest))
+    headings = (
+        "came in",
+        "What came in",
+        "Why documents",
+        "A document of each source",
+        "<img",
+        "Text and tokens",
+        "card",
+    )
+    positions = [page.index(text) for text in headings]
+    assert positions == sorted(positions) and f"{samples[0].document_id:016x}" in page
+    assert page.count("<details>") == 2, "the most frequent tokens are many, and the card is folded"
 
 
 @pytest.mark.long

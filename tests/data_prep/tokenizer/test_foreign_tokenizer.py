@@ -25,7 +25,7 @@ from data_prep.tokenizer.foreign_files import fingerprint_of
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from tests.support.living_data_sets import problems_of, records_of
-from tests.support.preparations import read_texts
+from tests.support.preparations import prepared, read_texts
 from tests.support.work_units import encoded
 
 RAW = (
@@ -181,8 +181,20 @@ def test_a_unigram_folder_of_an_earlier_release_keeps_its_fingerprint(texts, tmp
     values = {path.name: path.read_bytes() for path in folder.iterdir()}
     earlier = fingerprint_of(values, tokenizer.special_tokens, exact_scores=True)
     assert earlier != tokenizer.fingerprint
+    given = Path(shutil.copytree(folder, tmp_path / "original"))
     tokenizer.info.model_copy(update={"fingerprint": earlier}).write(folder)
     assert Tokenizer.load(folder).fingerprint == earlier
+    first, added = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    first.write_text("\n".join(json.dumps({"text": text}) for text in texts[:20]))
+    added.write_text("\n".join(json.dumps({"text": text}) for text in texts[20:]))
+    prepared({"first": first}, folder, tmp_path / "set")
+    grown = prepared({"second": added}, given, tmp_path / "set", add=True)
+    assert grown.tokenizer.fingerprint == earlier and [each.name for each in grown.sources] == ["first", "second"]
+    assert Tokenizer.load(given).is_named(earlier) and Tokenizer.load(folder).is_named(written)
+    assert not Tokenizer.load(given).is_named("0" * 64)
+    other = WRITERS["xlm-roberta"](tmp_path / "other", texts[:5])
+    with pytest.raises(UserError, check=coded("other-tokenizer")):
+        prepared({"third": added}, other, tmp_path / "set", add=True)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             sample.add([text], source, language)
             counts.documents[source, language] += 1
             counts.text_bytes[source, language] += len(text.encode())
-    counts.dropped["books", "empty"] = 3
+    counts.dropped["books", "cleaning", "empty"] = 3
     settings = TokenizerSettings(vocab_size=400 if request.param else 140, byte_fallback=request.param)
     output = tmp_path_factory.mktemp("report")
     train_on_sample(sample, counts, output, settings)
@@ -54,6 +54,7 @@ def test_the_figures_are_those_of_the_held_out_text(folder: Path) -> None:
     has_bytes = tokenizer.info.settings.byte_fallback
     assert (everything.unknown_tokens == 0) is has_bytes or everything.byte_tokens == 0
     assert report.corpus_documents == 80 and report.dropped == {"books": {"empty": 3}}
+    assert report.dropped_by_step == {"books": {"cleaning": {"empty": 3}}}
     assert sum(group.corpus_share or 0 for group in report.sources.values()) == pytest.approx(1, abs=1e-5)
     assert sum(group.sample_share or 0 for group in report.languages.values()) == pytest.approx(1, abs=1e-5)
     assert all(report.longest_pieces[i] >= "" for i in range(3))

@@ -144,7 +144,7 @@ def test_a_damaged_file_is_skipped_by_name_or_ends_the_run(tmp_path: Path, capsy
         settings = {"tokenizer": {"sampling_alpha": alpha}}
         config = sampled_from({"a": [good, str(damaged)]}, documents={"on_bad_input": "skip"}, **settings)
         sample, counts = drawn(config, tmp_path / "work")
-        assert counts.dropped == {("a", "damaged file"): 1} and counts.documents == {("a", "en"): 40}
+        assert counts.dropped == {("a", "reading", "damaged file"): 1} and counts.documents == {("a", "en"): 40}
         assert sample.num_documents == 40 and len(sample.held_out()) == 40
         assert "damaged.jsonl.gz" in capsys.readouterr().err
         with pytest.raises(UserError, match="damaged.jsonl.gz", check=coded("damaged-file")):
@@ -178,7 +178,7 @@ def test_documents_that_preparation_drops_are_counted_and_not_learned_from(tmp_p
     )
     sample, counts = drawn(config, tmp_path / "work")
     assert list(lines_of(sample.texts())) == [" just right, this"]
-    assert counts.dropped == {("a", "empty"): 1, ("a", "too short"): 1, ("a", "too long"): 1}
+    assert counts.dropped == {("a", "cleaning", reason): 1 for reason in ("empty", "too short", "too long")}
 
 
 def test_later_units_write_only_candidates_for_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def test_filters_judge_only_what_the_sample_needs(tmp_path: Path, monkeypatch: p
     assert sample.num_bytes >= 20_000 and sample.num_documents < num_calls < 6_000 / 3
     assert counts.is_before_filters and counts.documents.total() == 6_000
     judged = sample.num_documents + counts.dropped.total()
-    assert counts.dropped["a", "filter metadata: not score >= 1"] == pytest.approx(judged / 3, rel=0.25)
+    assert counts.dropped["a", "filter 3 metadata", "not score >= 1"] == pytest.approx(judged / 3, rel=0.25)
     assert all(len(line.split()) <= 20 for line in lines_of(sample.texts()))
 
 

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.tokenizer.foreign_files import fingerprint_of
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
@@ -174,6 +175,17 @@ def test_a_checkpoint_of_another_tokenizer_than_the_shards_is_refused(folder, wr
     assert len(lines) == 1
     with pytest.raises(UserError, match=f"{fingerprint}.*{'0' * 64}", check=coded("other-tokenizer")):
         load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, wanted=Wanted("0" * 64))
+
+
+def test_the_fingerprint_that_an_earlier_release_took_of_a_unigram_model_is_that_of_the_model(folder, family):
+    written = WRITERS["xlm-roberta"](folder, ["a few words of text"] * 9, vocab_size=400)
+    values = json.loads((written / "tokenizer.json").read_text())
+    values["model"]["vocab"][9][1] += 1e-15
+    (written / "tokenizer.json").write_text(json.dumps(values))
+    files = {path.name: path.read_bytes() for path in written.iterdir() if path.suffix == ".json"}
+    earlier = fingerprint_of(files, Tokenizer.load(written).special_tokens, exact_scores=True)
+    assert earlier != Tokenizer.load(written).fingerprint
+    assert len(look(OURS[family], str(folder), wanted=Wanted(earlier))) == 1
 
 
 @WITH_BIAS
