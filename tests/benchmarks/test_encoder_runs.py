@@ -198,6 +198,21 @@ def test_the_two_ways_differ_in_what_half_of_the_steps_predict_alone(scripts: An
     assert [(run.seed, run.way) for run in script["PLAN"]] == [(n, way) for n in (1, 2, 3) for way in script["WAYS"]]
 
 
+def test_the_ways_of_distillation_differ_in_the_teacher_alone(scripts: Any) -> None:
+    script = scripts("distillation")
+    alone, *taught = (
+        load_config(recipe.preset, [*recipe.settings, f"training.max_steps={recipe.steps}"])
+        for recipe in (script["recipe_of"](way, 1000, "teacher") for way in script["WAYS"])
+    )
+    assert alone.teacher is None and all(each.teacher == "teacher" for each in taught)
+    for each in taught:
+        assert each.model_copy(update={"teacher": None, "objectives": None}) == alone
+        assert sum(one.weight for one in each.run_objectives if one.name != "hidden_states") == 1
+    plan = script["PLAN"]
+    assert len({*plan}) == len(plan) == 3 * len(script["WAYS"])
+    assert [(run.seed, run.way) for run in plan[:3]] == [(1, "labels"), (1, "labels and teacher"), (2, "labels")]
+
+
 def test_adoptions_are_measured_at_their_start_first(scripts: Any) -> None:
     script = scripts("adoption")
     plan, adoptions = script["plan"](3), script["ADOPTIONS"]

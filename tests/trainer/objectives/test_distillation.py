@@ -200,9 +200,7 @@ def test_the_teacher_sees_the_packing_and_has_no_dropout(tiny_config, make_model
     torch.testing.assert_close(together[0], alone, rtol=1e-5, atol=1e-5)
 
 
-def test_beside_sentence_pairs_a_teacher_without_segments_reads_both_as_one(
-    tiny_config, make_model, batch
-) -> None:
+def test_beside_sentence_pairs_a_teacher_without_segments_reads_both_as_one(tiny_config, make_model, batch) -> None:
     one_type = make_model(tiny_config.model_copy(update={"type_vocab_size": 1}), next_sentence=False, seed=5)
     model = student(tiny_config, one_type, TAUGHT, pairs=True)
     plain = PretrainingModel(tiny_config, objectives_of("next_sentence"))
@@ -245,7 +243,14 @@ def test_hidden_states_are_compared_by_layers_and_projected_where_widths_differ(
 
 @pytest.mark.parametrize(
     ("layers", "of_teacher", "expected"),
-    [(2, 4, [2, 4]), (2, 2, [1, 2]), (3, 4, [2, 3, 4]), (4, 2, [1, 1, 2, 2]), (1, 12, [12]), (6, 12, [2, 4, 6, 8, 10, 12])],
+    [
+        (2, 4, [2, 4]),
+        (2, 2, [1, 2]),
+        (3, 4, [2, 3, 4]),
+        (4, 2, [1, 1, 2, 2]),
+        (1, 12, [12]),
+        (6, 12, [2, 4, 6, 8, 10, 12]),
+    ],
 )
 def test_layers_are_mapped_evenly_and_the_last_to_the_last(layers, of_teacher, expected) -> None:
     assert [teacher_layer(number + 1, layers, of_teacher) for number in range(layers)] == expected
