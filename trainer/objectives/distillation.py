@@ -175,7 +175,7 @@ def losses_of(
     target: Target,
     chunk_rows: int | None = None,
 ) -> torch.Tensor:
-    """Return (2,), at least float32: the sum of the cross-entropies of labels, and that of temperature**2 x the divergences.
+    """Return the sums (2,), at least float32: the cross-entropies of labels, and temperature**2 x the divergences.
 
     Args:
         hidden: (P, hidden_size).

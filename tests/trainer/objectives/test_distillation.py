@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -63,13 +60,13 @@ def gradients(model: PretrainingModel, loss: torch.Tensor) -> dict[str, torch.Te
 
 
 @pytest.fixture(params=["whole", "chunks"])
-def in_chunks(request, monkeypatch) -> Iterator[bool]:
+def in_chunks(request, monkeypatch) -> bool:
     """With logits of all predictions at once, and in chunks of five rows, the last of which has fewer."""
     if request.param == "chunks":
         for module in (chunked_loss, distillation):
             monkeypatch.setattr(module, "rows_per_chunk", lambda *_: 5, raising=False)
             monkeypatch.setattr(module, "is_chunked", lambda *_: True, raising=False)
-    yield request.param == "chunks"
+    return bool(request.param == "chunks")
 
 
 @pytest.mark.parametrize("family", ["tiny_config", "modern_config", "euro_config"])
