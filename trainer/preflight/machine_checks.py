@@ -341,9 +341,7 @@ def check_teacher(run: PlannedRun) -> Iterator[Finding]:
         return
     address = redact(run.config.teacher)
     if run.teacher is None:
-        yield Finding(
-            "ok", "teacher", f"{address} exists; the run checks whether it fits, and then knows its cost"
-        )
+        yield Finding("ok", "teacher", f"{address} exists; the run checks whether it fits, and then knows its cost")
         return
     precision = run.config.training.precision
     taught = [stage for stage in run.config.stages if is_taught(stage.objectives)]
