@@ -21,6 +21,7 @@ from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
 from trainer.config.objective_settings import (
     DISTILLATION,
     MASKED_LM,
+    OF_TEACHER,
     OF_TOKENS,
     SENTENCE_PAIRS,
     DistillationSettings,
@@ -269,7 +270,12 @@ def _set_up(objective: ObjectiveSettings) -> str:
 
 def _heads(config: RunConfig) -> list[str]:
     """Return the objectives with heads, with the settings on which the shapes of heads may depend."""
-    has_head = (each for each in config.all_objectives if each.name != DISTILLATION)  # it trains that of masked_lm
+    has_head = (
+        each
+        for each in config.all_objectives
+        if each.name not in OF_TEACHER  # they train that of masked_lm, or matrices between two widths
+        or each.settings.get("teacher_hidden_size", config.model.hidden_size) != config.model.hidden_size
+    )
     heads = ((MASKED_LM if each.name in OF_TOKENS else each.name, each) for each in has_head)
     return sorted({f"{name}{_set_up(each)}" for name, each in heads})
 
