@@ -9,7 +9,6 @@ The student's logits are computed once for the labels and for the teacher, many 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -51,10 +50,10 @@ class Teacher:
 
     def read(self, encoded: EncodedBatch) -> TeacherStates:
         """Return the states for a micro-batch, which are computed once for all objectives."""
-        if encoded.of_teacher is None:
-            encoded.of_teacher = self._read(encoded.batch, encoded.of_layers is not None)
-        assert isinstance(encoded.of_teacher, TeacherStates)
-        return encoded.of_teacher
+        if "teacher" not in encoded.shared:
+            encoded.shared["teacher"] = self._read(encoded.batch, encoded.of_layers is not None)
+        states: TeacherStates = encoded.shared["teacher"]
+        return states
 
     def attach_to(self, objectives: Iterable[Objective]) -> None:
         """Become the teacher of the objectives that compare the model with one."""
@@ -118,22 +117,27 @@ class Distillation(Taught):
 
     def share_sums(self, encoded: EncodedBatch) -> None:
         """Compute the loss of labels too, from the same logits."""
-        both = functools.cache(lambda: self._both(encoded))
-        encoded.sums |= {MASKED_LM: lambda: {"loss": both()[0]}, self.name: lambda: {"loss": both()[1]}}
+        encoded.sums[MASKED_LM] = self._of_labels
 
     def forward(self, encoded: EncodedBatch) -> Sums:
         """Return `loss`, () float32: the sum of the divergences, in nats."""
         return {"loss": self._both(encoded)[1]}
+
+    def _of_labels(self, encoded: EncodedBatch) -> Sums:
+        return {"loss": self._both(encoded)[0]}
 
     def compile_parts(self, backend: str) -> None:
         """Compile the head with both losses."""
         self._sums = torch.compile(self._compute, backend=backend, dynamic=False)
 
     def _both(self, encoded: EncodedBatch) -> torch.Tensor:
-        batch, teacher = encoded.batch, self.its_teacher
-        words = encoded.encoder.embeddings.word_embeddings
-        hidden_states, theirs = encoded.hidden_states, teacher.read(encoded).before_decoder
-        return self._sums(hidden_states, batch.masked_positions, batch.labels, words, theirs, *teacher.decoder)
+        if "losses" not in encoded.shared:
+            batch, teacher, words = encoded.batch, self.its_teacher, encoded.encoder.embeddings.word_embeddings
+            hidden_states, theirs = encoded.hidden_states, teacher.read(encoded).before_decoder
+            targets = batch.masked_positions, batch.labels
+            encoded.shared["losses"] = self._sums(hidden_states, *targets, words, theirs, *teacher.decoder)
+        losses: torch.Tensor = encoded.shared["losses"]
+        return losses
 
     def _compute(
         self,

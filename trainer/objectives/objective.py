@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -39,12 +39,12 @@ class EncodedBatch:
 
     def __init__(self, batch: Batch, encoder: Encoder) -> None:
         self.batch, self.encoder = batch, encoder
-        self.sums: dict[str, Callable[[], Sums]] = {}
+        self.sums: dict[str, Callable[[EncodedBatch], Sums]] = {}
         """How to get the sums of objectives that another one computes with its own, by name."""
         self.of_layers: list[torch.Tensor] | None = None
         """(T, hidden_size) of each layer once `hidden_states` are there, if an objective put a list here before."""
-        self.of_teacher: object = None
-        """What a teacher computed for the batch, for all objectives that compare with it."""
+        self.shared: dict[str, Any] = {}
+        """What objectives compute once for each other, by a name of theirs."""
 
     @cached_property
     def hidden_states(self) -> torch.Tensor:
@@ -116,7 +116,7 @@ class Objective(nn.Module):
         Raises:
             ValueError: a value is missing or is not a sum.
         """
-        sums: Sums = encoded.sums[self.name]() if self.name in encoded.sums else self(encoded)
+        sums: Sums = encoded.sums[self.name](encoded) if self.name in encoded.sums else self(encoded)
         wanted = self.training_values or self.values
         if wrong := [name for name in wanted if name not in sums or sums[name].shape]:
             raise ValueError(f"forward gives no sum of shape () for {', '.join(wrong)}")

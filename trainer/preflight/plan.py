@@ -160,15 +160,22 @@ class PlannedRun:
         return look_at_teacher(self.config, find_folder, fingerprint)
 
     @cached_property
+    def _known_teacher(self) -> ModelSettings | None:
+        try:
+            return self.teacher
+        except UserError:  # the check of the teacher reports it
+            return None
+
+    @cached_property
     def teacher_parameters(self) -> int:
         """The parameters of the teacher; 0 where it is not known."""
-        return 0 if self.teacher is None else num_parameters(self.teacher, MASKED_LM_ALONE)
+        return 0 if self._known_teacher is None else num_parameters(self._known_teacher, MASKED_LM_ALONE)
 
     def teacher_share(self, stage: Stage) -> float:
         """Return the operations of the teacher in a stage, relative to those of the model, forward and backward."""
-        if self.teacher is None or not is_taught(stage.objectives):
+        if self._known_teacher is None or not is_taught(stage.objectives):
             return 0.0
-        whole = flops_per_token(self.teacher, stage.sequence_length, stage.predicted_share)
+        whole = flops_per_token(self._known_teacher, stage.sequence_length, stage.predicted_share)
         return whole / 3 / flops_per_position(self.config, stage)
 
     def memory_in_stage(
@@ -194,9 +201,9 @@ class PlannedRun:
             mlm_probability=stage.predicted_share,
             activation_checkpointing=is_checkpointed if activation_checkpointing is None else activation_checkpointing,
         )
-        if self.teacher is not None:
+        if self._known_teacher is not None:
             predictions = num_predictions(tokens, stage.sequence_length, stage.predicted_share)
-            sizes = self.config.model, self.teacher, self.teacher_parameters, tokens, predictions
+            sizes = self.config.model, self._known_teacher, self.teacher_parameters, tokens, predictions
             taught = is_taught(stage.objectives)
             parts["teacher"] = teacher_bytes(*sizes, DTYPES[training.precision]) if taught else 0
         return parts
