@@ -94,6 +94,7 @@ def check_settings(config: RunConfig) -> None:
     for name, is_left_out in (
         (f"optimizer.name={config.optimizer.name}", config.optimizer.name != "adamw"),
         (f"init_from={config.init_from}", config.init_from is not None),
+        (f"teacher={config.teacher}", config.teacher is not None),
         (f"training.precision={config.training.precision}", config.training.precision not in ("fp32", "auto")),
         ("--branch-from", config.branch is not None),
     ):

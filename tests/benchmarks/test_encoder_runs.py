@@ -245,6 +245,21 @@ def test_labels_of_law_come_from_the_path_and_are_not_in_the_text(scripts: Any, 
     assert [(run.seed, run.rate) for run in plan[9:]] == [(1, 3e-4), (1, 3e-3)] and len({*plan}) == len(plan)
 
 
+def test_the_ways_of_distillation_differ_in_the_teacher_alone(scripts: Any) -> None:
+    script = scripts("distillation")
+    alone, *taught = (
+        load_config(recipe.preset, [*recipe.settings, f"training.max_steps={recipe.steps}"])
+        for recipe in (script["recipe_of"](way, 1000, "teacher") for way in script["WAYS"])
+    )
+    assert alone.teacher is None and all(each.teacher == "teacher" for each in taught)
+    for each in taught:
+        assert each.model_copy(update={"teacher": None, "objectives": None}) == alone
+        assert sum(one.weight for one in each.run_objectives if one.name != "hidden_states") == 1
+    plan = script["PLAN"]
+    assert len({*plan}) == len(plan) == 3 * len(script["WAYS"])
+    assert [(run.seed, run.way) for run in plan[:3]] == [(1, "labels"), (1, "labels and teacher"), (2, "labels")]
+
+
 def test_adoptions_are_measured_at_their_start_first(scripts: Any) -> None:
     script = scripts("adoption")
     plan, adoptions = script["plan"](3), script["ADOPTIONS"]

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from data_prep.base.errors import UsageError
 from data_prep.base.garbage import exempt_what_is_loaded
+from data_prep.base.urls import redact
 from trainer.benchmark.plain_engine import PlainEngine
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.duration import Duration
@@ -211,6 +213,12 @@ def with_micro_batch(config: RunConfig, stage_number: int, micro_batch_tokens: i
 
 def _build(config: RunConfig, ranks: Ranks, use_deepspeed: bool) -> Engine | PlainEngine:
     training = config.training
+    if config.teacher is not None:
+        raise UsageError(
+            f"the benchmark loads no teacher, and teacher={redact(config.teacher)}",
+            fix="give teacher=null and objectives without distillation and hidden_states, to measure the model alone",
+            code="benchmark-with-teacher",
+        )
     exempt_what_is_loaded()
     model = PretrainingModel(config.model, config.all_objectives, training.activation_checkpointing)
     model.initialize(training.seed)

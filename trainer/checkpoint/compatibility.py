@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,9 +20,12 @@ from trainer.config.custom_code import OBJECTIVE, OPTIMIZER, is_custom, is_versi
 from trainer.config.data_settings import DataSettings
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
 from trainer.config.objective_settings import (
+    DISTILLATION,
     MASKED_LM,
+    OF_TEACHER,
     OF_TOKENS,
     SENTENCE_PAIRS,
+    DistillationSettings,
     Objectives,
     ObjectiveSettings,
     objectives_of,
@@ -39,6 +43,7 @@ CHANGES_SCORES = (
     *(f"evaluation.{name} " for name in ("mlm_probability", "mask_unit", "seed", "sequence_length", "max_tokens")),
 )
 """Opening of a line that reports a change after which scores of the valid split do not compare with earlier ones."""
+TEACHER = "sha256 of the teacher"
 PACKAGES = ("clozeworks", "torch", "deepspeed")
 """Packages on which a run's numbers depend: a resume compares their versions, the doctor compares those of hosts."""
 
@@ -50,6 +55,7 @@ _HARMLESS = (
     *("world_size", "zero.stage", "zero.offload_optimizer"),
     *("data.num_workers", "data.cache_dir", "data.cache_bytes", "data.on_corrupt_shard", "data.tokenizer"),
     *("training.activation_checkpointing", "training.deterministic", "training.compile"),
+    "teacher",  # an address: its sha256 is compared
     "training.max_steps",  # a run may be lengthened or cut short; its schedule stretches to the new end from here on
 )
 
@@ -97,6 +103,7 @@ def check_compatible(
     after |= {"world_size": world_size, "data.manifest_digests": list(data.manifest_digests)}
     before["tokenizer_fingerprint"] = saved.data.tokenizer_fingerprint
     after["tokenizer_fingerprint"] = data.tokenizer_fingerprint
+    before[TEACHER], after[TEACHER] = saved.data.teacher, data.teacher
     if before["optimizer.name"] != after["optimizer.name"]:
         raise UsageError(
             f"the checkpoint of step {saved.state.step} has the optimizer states of "
@@ -261,13 +268,23 @@ def _objectives(objectives: Objectives) -> dict[str, str]:
 
 def _set_up(objective: ObjectiveSettings) -> str:
     """Return the settings on which the head or the predictions of an objective depend."""
-    settings = {"task": objective.sentence_pairs} if objective.name == SENTENCE_PAIRS else objective.settings
+    settings: Mapping[str, object] = objective.settings
+    if objective.name == SENTENCE_PAIRS:
+        settings = {"task": objective.sentence_pairs}
+    elif objective.name == DISTILLATION:  # as they are without being written
+        settings = dict(DistillationSettings.model_validate(objective.settings))
     return "".join(f", {name}={value!r}" for name, value in sorted(settings.items()))
 
 
 def _heads(config: RunConfig) -> list[str]:
     """Return the objectives with heads, with the settings on which the shapes of heads may depend."""
-    heads = ((MASKED_LM if each.name in OF_TOKENS else each.name, each) for each in config.all_objectives)
+    has_head = (
+        each
+        for each in config.all_objectives
+        if each.name not in OF_TEACHER  # they train that of masked_lm, or matrices between two widths
+        or each.settings.get("teacher_hidden_size", config.model.hidden_size) != config.model.hidden_size
+    )
+    heads = ((MASKED_LM if each.name in OF_TOKENS else each.name, each) for each in has_head)
     return sorted({f"{name}{_set_up(each)}" for name, each in heads})
 
 

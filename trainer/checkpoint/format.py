@@ -94,10 +94,11 @@ class TrainState(_Record):
 
 
 class DataIdentity(_Record):
-    """Exactly which data a run reads."""
+    """Exactly which data a run reads, and which teacher."""
 
     manifest_digests: tuple[str, ...] = Field(description="`Manifest.digest` of every component, in order")
     tokenizer_fingerprint: str
+    teacher: str | None = Field(None, description="sha256 over config.json and weights of the teacher, if there is one")
 
 
 class SavedState(_Record):

@@ -35,7 +35,7 @@ from trainer.config.custom_code import is_custom
 from trainer.config.families.family import PublishedFamily
 from trainer.config.families.registry import published_families
 from trainer.config.model_settings import ModelSettings
-from trainer.config.objective_settings import OF_TOKENS
+from trainer.config.objective_settings import HIDDEN_STATES, OF_TOKENS
 from trainer.config.run_config import Adoptable
 from trainer.config.stages import ROPE_BASES
 from trainer.distributed.process_group import Ranks, broadcast_object
@@ -182,9 +182,10 @@ def _read_or_explain(model: PretrainingModel, source: str, find_folder: Callable
 
 
 def _parameters_of_published_models(model: PretrainingModel) -> dict[str, torch.Tensor]:
-    """Return all parameters by name but those of the user's own objectives."""
-    own = {name for each in model.objectives if is_custom(each) for name, _ in model.objectives[each].named_children()}
-    return {name: each.detach() for name, each in model.named_parameters() if name.partition(".")[0] not in own}
+    """Return all parameters by name but those of the user's own objectives, and what learns from a teacher alone."""
+    others = [each for name, each in model.objectives.items() if is_custom(name) or name == HIDDEN_STATES]
+    left_out = {name for each in others for name, _ in each.named_children()}
+    return {name: each.detach() for name, each in model.named_parameters() if name.partition(".")[0] not in left_out}
 
 
 def _read(model: PretrainingModel, source: str, folder: Path, wanted: Wanted) -> _Found:

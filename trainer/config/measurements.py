@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.masking_law import MaskingLaw
-from trainer.config.objective_settings import CAUSAL, MASKED_LM, SENTENCE_PAIRS
+from trainer.config.objective_settings import CAUSAL, MASKED_LM, OF_TEACHER, SENTENCE_PAIRS
 from trainer.config.stages import Stage
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def measurements_of(stage: Stage) -> tuple[Measurement, ...]:
     own = stage.evaluation_data.model_copy(update={"sequence_length": stage.sequence_length, "loss_weight": "none"})
     rows: list[tuple[str, DataSettings]] = []
     for each in stage.objectives_of_run:
+        if each.name in OF_TEACHER:
+            continue  # valid/mlm_* say what was learned
         if each.name == MASKED_LM:
             rows.append((each.name, common))
         elif each.name == SENTENCE_PAIRS:

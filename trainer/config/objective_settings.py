@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from data_prep.base.settings import SettingError, Settings
+from data_prep.base.validation import first_problem
 from trainer.config.custom_code import is_custom
 
 PairTask = Literal["next_sentence", "sentence_order"]
@@ -16,20 +17,42 @@ SentencePairs = Literal["none", "next_sentence", "sentence_order"]
 MASKED_LM = "masked_lm"
 SENTENCE_PAIRS = "sentence_pairs"
 CAUSAL = "causal"
-BUILT_IN = (MASKED_LM, SENTENCE_PAIRS, CAUSAL)
+DISTILLATION = "distillation"
+HIDDEN_STATES = "hidden_states"
+OF_TEACHER = (DISTILLATION, HIDDEN_STATES)
+"""Objectives that compare the model with `teacher`, at the tokens that masked_lm predicts."""
+BUILT_IN = (MASKED_LM, SENTENCE_PAIRS, CAUSAL, *OF_TEACHER)
 OF_TOKENS = (MASKED_LM, CAUSAL)
 """Objectives that predict tokens of the vocabulary, with one head."""
+
+
+class DistillationSettings(Settings):
+    """`settings` of the objective distillation."""
+
+    temperature: PositiveFloat = Field(2.0, le=1e3)
+
+
+class HiddenStatesSettings(Settings):
+    """`settings` of the objective hidden_states."""
+
+    teacher_hidden_size: PositiveInt | None = Field(None, le=2**17)
 
 
 class ObjectiveSettings(Settings):
     """An item of `objectives`."""
 
-    name: str = Field(description="masked_lm, sentence_pairs, causal, or module:Class of your own")
+    name: str = Field(
+        description="masked_lm, sentence_pairs, causal, distillation, hidden_states, or module:Class of your own"
+    )
     weight: PositiveFloat = Field(1.0, description="factor of its mean loss in the sum over all objectives")
     task: PairTask | None = Field(
         None, description="of sentence_pairs: next_sentence (the default) or sentence_order, as data.sentence_pairs"
     )
-    settings: dict[str, bool | int | float | str] = Field({}, description="arguments of your own class, by name")
+    settings: dict[str, bool | int | float | str] = Field(
+        {},
+        description="arguments of your own class, by name; of distillation: temperature (default 2); of hidden_states: "
+        "teacher_hidden_size (default: that of the model)",
+    )
 
     @model_validator(mode="after")
     def _check_name(self) -> ObjectiveSettings:
@@ -42,9 +65,12 @@ class ObjectiveSettings(Settings):
                 else f"name one of {', '.join(BUILT_IN)}, or your own as module:Class",
                 code="unknown-objective",
             )
-        if self.settings and not self.is_own:
+        if self.name in _SETTINGS:
+            self._check_settings(_SETTINGS[self.name])
+        elif self.settings and not self.is_own:
             raise SettingError(
-                f"the objective {self.name} has settings, which only a class of your own takes",
+                f"the objective {self.name} has settings, which only {', '.join(_SETTINGS)} and a class of your own "
+                "take",
                 fix="remove `settings`",
                 code="setting-without-effect",
             )
@@ -55,6 +81,17 @@ class ObjectiveSettings(Settings):
                 code="setting-without-effect",
             )
         return self
+
+    def _check_settings(self, schema: type[Settings]) -> None:
+        try:
+            schema.model_validate(self.settings)
+        except ValidationError as error:
+            wrong, known = first_problem(error), ", ".join(schema.model_fields)
+            raise SettingError(
+                f"the objective {self.name} has settings={self.settings} ({wrong})",
+                fix=f"correct `settings`, which may have {known}",
+                code="invalid-objective-settings",
+            ) from None
 
     @property
     def is_own(self) -> bool:
@@ -71,7 +108,9 @@ _OTHER_NAMES = {
     **dict.fromkeys(("mlm",), MASKED_LM),
     **dict.fromkeys(("nsp", "next_sentence", "sop"), SENTENCE_PAIRS),
     **dict.fromkeys(("clm", "causal_lm", "next_token"), CAUSAL),
+    **dict.fromkeys(("kd", "distill", "knowledge_distillation", "teacher"), DISTILLATION),
 }
+_SETTINGS: Mapping[str, type[Settings]] = {DISTILLATION: DistillationSettings, HIDDEN_STATES: HiddenStatesSettings}
 
 Objectives = tuple[ObjectiveSettings, ...]
 
@@ -115,6 +154,22 @@ def check_objectives(objectives: Sequence[ObjectiveSettings], where: str) -> Non
             fix=f"train {CAUSAL} in a stage of its own (training.stages)",
             code="causal-with-others",
         )
+    if (taught := next((name for name in names if name in OF_TEACHER), None)) and MASKED_LM not in names:
+        raise SettingError(
+            f"{where} names {taught} without {MASKED_LM}, whose predictions and head it trains",
+            fix=f"add {{name: {MASKED_LM}}}, with a small weight if labels are to count little",
+            code="teacher-without-masked-lm",
+        )
+
+
+def is_taught(objectives: Sequence[ObjectiveSettings]) -> bool:
+    """Return whether these objectives compare the model with a teacher."""
+    return any(each.name in OF_TEACHER for each in objectives)
+
+
+def published(objectives: Sequence[ObjectiveSettings]) -> Objectives:
+    """Return the objectives whose heads an export has: not the user's own, nor what only training needs."""
+    return tuple(each for each in objectives if not each.is_own and each.name not in OF_TEACHER)
 
 
 def union(lists: Sequence[Objectives]) -> Objectives:

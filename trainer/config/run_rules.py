@@ -11,6 +11,7 @@ from trainer.config.families.registry import FAMILIES
 from trainer.config.objective_settings import (
     CAUSAL,
     MASKED_LM,
+    OF_TEACHER,
     OF_TOKENS,
     SENTENCE_PAIRS,
     check_objectives,
@@ -150,6 +151,7 @@ def _check_task(config: RunConfig) -> None:
             code="output-bias-with-init-from",
         )
     _check_adopted(config)
+    _check_teacher(config)
 
 
 def _check_adopted(config: RunConfig) -> None:
@@ -168,6 +170,23 @@ def _check_adopted(config: RunConfig) -> None:
             f"{named}: rope has no effect with model.position_embedding={config.model.position_embedding}",
             fix="remove rope from adopt",
             code="setting-without-effect",
+        )
+
+
+def _check_teacher(config: RunConfig) -> None:
+    """Check that a teacher teaches in some stage, and that objectives that need one have it."""
+    taught = next((each.name for each in config.all_objectives if each.name in OF_TEACHER), None)
+    if config.teacher is not None and taught is None:
+        raise SettingError(
+            f"teacher={storage.redact(config.teacher)} has no effect: no objective compares the model with it",
+            fix="add {name: distillation} to objectives of the run or of a stage, or remove teacher",
+            code="setting-without-effect",
+        )
+    if config.teacher is None and taught is not None:
+        raise SettingError(
+            f"the objective {taught} needs a teacher, which is not set",
+            fix=f"set teacher to a trained model of the same tokenizer, or remove {taught} from objectives",
+            code="no-teacher",
         )
 
 

@@ -37,7 +37,9 @@ _LOWER_IS_BETTER = re.compile(r".*(?:loss(?:_at_\d+)?|rmse|perplexity|bits_per_b
 _HIGHER_IS_BETTER = re.compile(r".*accuracy(?:_top5)?")
 _DRAWN = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/word_bits_per_byte", MINIMAL_PAIRS)
 _MOST_DRAWN = 4
-_OF_WEIGHTS = ("init_from", "adopt", "model", "objectives", "data", "training", "optimizer", "schedule", "branch")
+_OF_WEIGHTS = (
+    *("init_from", "adopt", "teacher", "model", "objectives", "data", "training", "optimizer", "schedule", "branch"),
+)
 """Sections of a configuration that determine the weights."""
 SIMILAR_TOKENS = 1.01
 """Ratio of training tokens up to which there is no note: padding depends a little on the seed."""

@@ -35,7 +35,7 @@ from data_prep.tokenizer.hugging_face_tokenizer import write_hugging_face_tokeni
 from data_prep.tokenizer.tokenizer import MODEL_NAME, Tokenizer
 from data_prep.tokenizer.tokenizer_report import REPORT_NAME
 from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
-from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS
+from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS, published
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.hf_export.export_source import read_source
 from trainer.hf_export.model_card import TrainingFacts, model_card
@@ -178,7 +178,7 @@ def check_output(output: Path) -> None:
 
 def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> PretrainingModel:
     """Return the trained model in evaluation mode, float32 on the CPU; it contains `weights`, not copies."""
-    objectives = tuple(each for each in config.all_objectives if not each.is_own)
+    objectives = published(config.all_objectives)
     if MASKED_LM not in [each.name for each in objectives]:
         raise UserError(
             f"the run trained no {MASKED_LM} ({', '.join(each.name for each in config.all_objectives)}), and an "
@@ -188,7 +188,7 @@ def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> Pretr
         )
     with torch.device("meta"):
         model = PretrainingModel(config.model, objectives)
-    if config.has_own_objectives:  # whose heads are not exported
+    if len(objectives) < len(config.all_objectives):  # the heads of the others are not exported
         parts = {name for name, _ in model.named_children()}
         weights = {name: weight for name, weight in weights.items() if name.partition(".")[0] in parts}
     expected = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -312,6 +312,7 @@ def _write_origin(
         "data_digests": dict(facts.data_digests),
         "data_lineage": list(facts.data_lineage),
         **({"adopted": list(facts.adopted)} if facts.adopted else {}),
+        **({"teacher": {"address": without_secrets(config).teacher, "sha256": facts.teacher}} if facts.teacher else {}),
         "tokenizer_fingerprint": tokenizer.fingerprint,
         "scores": dict(facts.scores),
         "evaluation": dict(facts.evaluation),

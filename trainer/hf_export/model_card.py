@@ -12,7 +12,7 @@ from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.families.family import PublishedFamily
-from trainer.config.objective_settings import sentence_pairs_of
+from trainer.config.objective_settings import published, sentence_pairs_of
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.model.hugging_face import family_in_transformers
@@ -24,6 +24,8 @@ _TASKS = {
     "sentence_pairs": "next-sentence prediction",
     "next_sentence": "next-sentence prediction",
     "sentence_order": "sentence-order prediction",
+    "distillation": "distillation of a teacher's predictions",
+    "hidden_states": "distillation of a teacher's hidden states",
 }
 _TOKENIZERS = {"sentencepiece": "SentencePiece BPE", "hugging_face": "that of another checkpoint (`tokenizer.json`)"}
 _PLAIN_URL = re.compile(r"https?://[\w.~:/?#@!$&'()*+,;=%-]+", re.ASCII)  # nothing that ends <...> or a cell
@@ -52,6 +54,8 @@ class TrainingFacts:
     """How the scores were measured, as facts by name (`trainer/config/comparability.py`)."""
     adopted: Sequence[str] = ()
     """How the initial weights were made of those of `init_from`; empty where nothing was adopted."""
+    teacher: str | None = None
+    """sha256 over config.json and weights of the teacher."""
     averaged: Mapping[str, float] = field(default_factory=dict)
     """Coefficients of an averaged model by checkpoint name; empty for the weights of one checkpoint."""
 
@@ -88,7 +92,6 @@ def _metadata(config: RunConfig, facts: TrainingFacts) -> str:
 
 def _description(config: RunConfig, has_pairs: bool) -> str:
     model = config.model
-    built_in = tuple(each for each in config.all_objectives if not each.is_own)
     own = [f"`{each.name}`" for each in config.all_objectives if each.is_own]
     left_out = f" The heads of {', '.join(own)} are not part of this directory." if own else ""
     heads = f"{model.num_attention_heads} heads"
@@ -99,7 +102,7 @@ def _description(config: RunConfig, has_pairs: bool) -> str:
         f"A {_family(config).title} encoder pretrained with clozeworks by {tasks}: "
         f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {heads}, "
         f"feed-forward size {model.intermediate_size}, trained on sequences of up to {config.longest_sequence} tokens, "
-        f"{num_parameters(model, built_in):,} parameters.{left_out}"
+        f"{num_parameters(model, published(config.all_objectives)):,} parameters.{left_out}"
     )
 
 
@@ -133,6 +136,7 @@ def _pairs_head(config: RunConfig, has_pairs: bool, pairs_class: str) -> str:
 def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> str:
     averaged = ", ".join(f"{name} ({share:.4f})" for name, share in facts.averaged.items())
     adopted = "; ".join([f"those of {escaped(storage.redact(str(config.init_from)))}", *facts.adopted])
+    taught = f"{escaped(storage.redact(config.teacher or 'of an earlier run'))}, sha256 `{facts.teacher}`"
     rows = [
         ("optimizer steps", f"{facts.step:,} of {config.max_steps:,}" if facts.step is not None else None),
         ("tokens seen", f"{facts.tokens_seen:,}" if facts.tokens_seen is not None else None),
@@ -143,6 +147,7 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> 
         ("tokenizer", f"{_TOKENIZERS[tokenizer.info.kind]}, fingerprint `{tokenizer.fingerprint}`"),
         *([("mean of checkpoints", averaged)] if averaged else []),
         *([("initial weights", adopted)] if facts.adopted else []),
+        *([("teacher", taught)] if facts.teacher else []),
         ("MLflow run", f"`{facts.mlflow_run_id}`" if facts.mlflow_run_id else None),
         ("source code", f"git `{facts.git_revision}`" if facts.git_revision else None),
     ]

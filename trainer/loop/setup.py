@@ -24,7 +24,7 @@ from trainer.checkpoint.format import DataIdentity, TrainState
 from trainer.checkpoint.restore import load
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.measurements import shape_of_words, untrained_positions
-from trainer.config.objective_settings import MASKED_LM
+from trainer.config.objective_settings import MASKED_LM, is_taught
 from trainer.config.run_config import RunConfig
 from trainer.data.hidden_words import HiddenWords, hide_words
 from trainer.data.sample_range import Branch
@@ -41,7 +41,7 @@ from trainer.loop.identity import listed, own_modules, running_sources, source_c
 from trainer.loop.reporter import Reporter
 from trainer.loop.run import Extensions, Run, RunData
 from trainer.loop.start import Start, check_start, find_start, first_state, open_tracker, rate_jump
-from trainer.loop.warmup import try_own_objectives, warmup_step
+from trainer.loop.warmup import stages_after, try_own_objectives, warmup_step
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.unigram import training_counts, training_entropy_nats
 from trainer.model.numerics import with_compilation_decided, with_precision_decided
@@ -55,6 +55,7 @@ from trainer.tracking.tracker import NullTracker
 
 if TYPE_CHECKING:
     from trainer.checkpoint.upload import Uploader
+    from trainer.objectives.distillation import Teacher
 
 LOG = logger(__name__)
 
@@ -80,9 +81,13 @@ def set_up(
     config, of_precision = with_precision_decided(config, ranks, start.precision)
     log_device(config, extensions, ranks, of_compilation, of_precision)
     data = data_identity(shard_sets)
+    teacher = teacher_of(config, extensions, start, data, ranks)
+    data = data.model_copy(update={"teacher": start.teacher_digest if teacher is None else teacher.digest})
     changes = check_start(start, config, data, ranks, allow_change)
     exempt_what_is_loaded()
     model = build_model(config, shard_sets)
+    if teacher is not None:
+        teacher.attach_to(model.objectives.values())
     lineage = start.data_lineage
     notes: list[str] = []
     adopted: tuple[str, ...] = ()
@@ -143,11 +148,26 @@ def set_up(
     if ranks.is_first:
         for note in notes:
             LOG.info(note)
+        if teacher is not None:
+            LOG.info(f"teacher: {redact(str(config.teacher))}, {teacher.describe()}")
         log_run_summary(run, state, changes, start)
         log_sources(reporter, sources, start, task_modules, verbose)
         if warning := rate_jump(start, config, state):
             LOG.warning(warning)
     return run, state, first_progress(start, config)
+
+
+def teacher_of(
+    config: RunConfig, extensions: Extensions, start: Start, data: DataIdentity, ranks: Ranks
+) -> Teacher | None:
+    """Return the teacher; None if there is none, or no stage that is left to train compares the model with it."""
+    stages = stages_after(start.first_trial, config)
+    if config.teacher is None or not any(is_taught(stage.objectives) for stage in stages):
+        return None
+    from trainer.checkpoint.teacher import load_teacher
+
+    find_folder = partial(extensions.pull_model, config.teacher, config.tracking.uri)
+    return load_teacher(config, find_folder, data.tokenizer_fingerprint, ranks)
 
 
 def log_device(config: RunConfig, extensions: Extensions, ranks: Ranks, *decisions: str | None) -> None:
@@ -191,8 +211,7 @@ def open_engine(
     if config.training.compile is True:
         model.compile_blocks()
     engine = build_engine(model, config, ranks)
-    step = start.step - start.is_unevaluated  # graphs of an evaluation that is still to come
-    warmup_step(engine, config, shard_sets, ranks, step, watchdog)
+    warmup_step(engine, config, shard_sets, ranks, start.first_trial, watchdog)
     try_own_objectives(engine, config, shard_sets, ranks)
     if start.checkpoint is not None:
         load(engine, start.checkpoint)
@@ -256,7 +275,8 @@ def log_run_summary(run: Run, state: TrainState, changes: list[str], start: Star
     for change in changes:
         is_notable = change.startswith((*CHANGES_NUMERICS, *CHANGES_SCORES))
         (LOG.warning if is_notable else LOG.info)(f"changed since the checkpoint: {change}")
-    describe_run(run.reporter.tracker, config, shard_sets, state.data_lineage, state.adopted)
+    seen = state.data_lineage, state.adopted, run.checkpoints.data.teacher
+    describe_run(run.reporter.tracker, config, shard_sets, *seen)
 
 
 def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:

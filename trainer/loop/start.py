@@ -68,6 +68,16 @@ class Start:
         return self.own_checkpoint is not None and self.scores is not None and self.scores.state == "pending"
 
     @property
+    def first_trial(self) -> int:
+        """Step after which set-up tries stages: one earlier where an evaluation is still to come."""
+        return self.step - self.is_unevaluated
+
+    @property
+    def teacher_digest(self) -> str | None:
+        """sha256 of the teacher that the checkpoint learned from."""
+        return self.checkpoint.saved.data.teacher if self.checkpoint is not None else None
+
+    @property
     def precision(self) -> Precision | None:
         """The precision that the checkpoint was trained in."""
         if self.checkpoint is None:

@@ -88,7 +88,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 # Inductor sums the bias's gradient over all chunks in one kernel, for which all logits' gradients wait
                 # in memory, unless a chunk depends on the sum of those before.
                 rows = rows.masked_fill(of_bias[0].isnan(), torch.nan)
-            losses, of_logits = _differentiate(rows, weight, bias, labels, factors)
+            losses, of_logits = differentiate(F.linear(rows, weight, bias), labels, factors)
             loss_sum += losses.sum()
             if with_gradients:
                 of_hidden.append((of_logits @ weight).to(exact))
@@ -114,15 +114,11 @@ class _ChunkedLoss(torch.autograd.Function):
         return *rounded, None, None, None, None
 
 
-def _differentiate(
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
-    factors: torch.Tensor | None,
+def differentiate(
+    logits: torch.Tensor, targets: torch.Tensor, factors: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the losses (n, 1) of n rows, times their factors (n,), and the gradient of their sum by the logits."""
-    logits = F.linear(rows, weight, bias)
+    """Return the losses (n, 1) of n rows, times their factors (n,), and the gradient of their sum by `logits` (n, V),
+    which it overwrites."""
     dtype = logits.dtype
     scores = logits.to(torch.promote_types(dtype, torch.float32))
     del logits

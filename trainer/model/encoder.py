@@ -28,8 +28,8 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(build_block(config, number) for number in range(config.num_hidden_layers))
         self.final_norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """(T, hidden_size) hidden states of the last block."""
+    def forward(self, batch: Batch, of_layers: list[torch.Tensor] | None = None) -> torch.Tensor:
+        """(T, hidden_size) hidden states of the last block; those that each block gives are added to `of_layers`."""
         hidden_states: torch.Tensor = self.embeddings(batch)
         layouts = self._layouts(batch, hidden_states)
         for layer, kind in zip(self.layers, self.config.attention_kinds, strict=True):
@@ -37,6 +37,8 @@ class Encoder(nn.Module):
                 hidden_states = checkpoint(layer, hidden_states, layouts[kind], use_reentrant=False)
             else:
                 hidden_states = layer(hidden_states, layouts[kind])
+            if of_layers is not None:
+                of_layers.append(hidden_states)
         hidden_states = self.final_norm(hidden_states)
         return hidden_states
 

@@ -26,6 +26,9 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 """Activations of the feed-forward layer and of the MLM head; GELU is the exact one (erf)."""
 
+Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""A loss of its own, of hidden states (P, hidden_size) and the decoder's matrix (V, hidden_size) and bias (V,)."""
+
 
 class WordEmbeddings(nn.Embedding):
     """The word matrix (padded_vocab_size, hidden_size): the input table, and the tied decoder of the MLM head.
@@ -38,7 +41,7 @@ class WordEmbeddings(nn.Embedding):
         self,
         input: torch.Tensor,
         decoder_bias: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        labels: torch.Tensor | Loss | None = None,
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Ids (T,) to embeddings (T, hidden_size); hidden states (P, hidden_size), which are no integers, as
@@ -58,11 +61,11 @@ class Decoder(nn.Linear):
         self,
         input: torch.Tensor,
         decoder_bias: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        labels: torch.Tensor | Loss | None = None,
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states (P, hidden_size) to logits (P, padded_vocab_size); with `labels` (P,) to the sum of their
-        losses, times `weights` (P,) if given, made in chunks."""
+        losses, times `weights` (P,) if given, made in chunks; with a `Loss` to what it returns."""
         return decode(input, self.weight, decoder_bias, labels, weights)
 
 
@@ -70,12 +73,14 @@ def decode(
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    labels: torch.Tensor | None,
+    labels: torch.Tensor | Loss | None,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the logits (P, V), or with `labels` (P,) the sum of their losses, made in chunks."""
+    """Return the logits (P, V), the losses of `labels` (P,), made in chunks and summed, or what a `Loss` returns."""
     if labels is None:
         return F.linear(hidden_states, weight, bias)
+    if not isinstance(labels, torch.Tensor):
+        return labels(hidden_states, weight, bias)
     return chunked_loss(hidden_states, weight, bias, labels, weights=weights)
 
 

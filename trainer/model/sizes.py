@@ -127,6 +127,30 @@ def loss_bytes(config: ModelSettings, predictions: int, dtype: torch.dtype) -> i
     return (4 + rounded) * vocabulary * rows + of_weight + 4 * predictions * hidden
 
 
+def teacher_bytes(
+    config: ModelSettings,
+    teacher: ModelSettings,
+    num_parameters: int,
+    micro_batch_tokens: int,
+    predictions: int,
+    dtype: torch.dtype,
+) -> int:
+    """Return the bytes that a teacher adds on every rank, at any ZeRO stage, in a model of `dtype` (b bytes).
+
+    They are b for each of its parameters, 6 hidden states and what a feed-forward layer takes and gives for one of its
+    blocks, and for each logit b + 16 (16 + 2 b in chunks: its logits, both log-softmaxes, its probabilities and the
+    gradient). In chunks the word matrix and the hidden states of the model have a second gradient, in fp32.
+    """
+    size = dtype.itemsize
+    inner = (4 if teacher.is_gated else 2) * teacher.intermediate_size
+    block = micro_batch_tokens * size * (6 * teacher.hidden_size + inner)
+    vocabulary, hidden = config.padded_vocab_size, config.hidden_size
+    if not is_chunked(predictions, vocabulary, dtype):
+        return size * num_parameters + block + (size + 16) * predictions * vocabulary
+    of_chunk = (16 + 2 * size) * rows_per_chunk(predictions, vocabulary) * vocabulary
+    return size * num_parameters + block + of_chunk + 4 * (vocabulary + predictions) * hidden
+
+
 def activation_bytes(
     config: ModelSettings, micro_batch_tokens: int, number_bytes: int, activation_checkpointing: bool
 ) -> dict[str, int]:

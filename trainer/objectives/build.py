@@ -11,7 +11,15 @@ from torch import nn
 from data_prep.base.errors import UsageError
 from trainer.config.custom_code import OBJECTIVE
 from trainer.config.model_settings import ModelSettings
-from trainer.config.objective_settings import CAUSAL, MASKED_LM, SENTENCE_PAIRS, Objectives, ObjectiveSettings
+from trainer.config.objective_settings import (
+    CAUSAL,
+    DISTILLATION,
+    MASKED_LM,
+    OF_TEACHER,
+    SENTENCE_PAIRS,
+    Objectives,
+    ObjectiveSettings,
+)
 from trainer.config.run_settings import BEST_METRICS, CheckpointSettings
 from trainer.data.batch import Batch
 from trainer.objectives.masked_lm import CausalLM, MaskedLM
@@ -36,6 +44,10 @@ def class_of(name: str) -> type[Objective]:
         from trainer.objectives.sentence_pairs import SentencePairs
 
         return SentencePairs
+    if name in OF_TEACHER:
+        from trainer.objectives.distillation import Distillation, HiddenStates
+
+        return Distillation if name == DISTILLATION else HiddenStates
     found = OBJECTIVE.find(name)
     if not (inspect.isclass(found) and issubclass(found, Objective)):
         raise OBJECTIVE.wrong(name, "is no subclass of Objective", fix=f"name {OBJECTIVE.form}")
@@ -79,14 +91,15 @@ def check_best_metric(settings: CheckpointSettings, objectives: Objectives) -> N
 
 
 def build_objectives(settings: Objectives, config: ModelSettings) -> dict[str, Objective]:
-    """Return the objectives by name, with heads for the model; masked_lm and causal have one head.
+    """Return the objectives by name, with heads for the model; those that predict tokens have one head.
 
     Raises:
         UsageError: one of the user's cannot be built, or two have the same metric.
     """
     built = {each.name: _build(each, config) for each in settings}
-    if MASKED_LM in built and CAUSAL in built:
-        built[CAUSAL].mlm_head = built[MASKED_LM].mlm_head
+    for name in (CAUSAL, DISTILLATION):
+        if MASKED_LM in built and name in built:
+            built[name].mlm_head = built[MASKED_LM].mlm_head
     owners: dict[str, str] = {}
     for name, objective in built.items():
         for metric in (f"{objective.metric}_{value}" for value in objective.values):

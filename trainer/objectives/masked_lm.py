@@ -10,7 +10,7 @@ from torch import nn
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
 from trainer.model.chunked_loss import is_chunked, rows_per_chunk
-from trainer.model.layers import ACTIVATIONS, Decoder, WordEmbeddings, build_norm
+from trainer.model.layers import ACTIVATIONS, Decoder, Loss, WordEmbeddings, build_norm
 from trainer.objectives.objective import EncodedBatch, Objective, Scores, Sums
 
 
@@ -112,19 +112,19 @@ class MaskedLanguageModelHead(nn.Module):
         self,
         hidden_states: torch.Tensor,
         word_embeddings: WordEmbeddings,
-        labels: torch.Tensor | None = None,
+        labels: torch.Tensor | Loss | None = None,
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Turn the hidden states (P, hidden_size) of the predicted positions into logits (P, padded_vocab_size).
 
         With `labels` (P,) the result is the sum of their losses, times `weights` (P,) if given, for which many logits
-        are computed in chunks (`is_chunked`).
+        are computed in chunks (`is_chunked`); with a `Loss` it is what that returns.
         """
         if self.has_dense:
             hidden_states = self.norm(self.activation(self.dense(hidden_states)))
         decoder = self.decoder or word_embeddings
         result: torch.Tensor
-        if labels is not None and is_chunked(len(labels), self.num_rows, hidden_states.dtype):
+        if callable(labels) or (labels is not None and is_chunked(len(labels), self.num_rows, hidden_states.dtype)):
             result = decoder(hidden_states, self.bias, labels, weights)
         else:
             result = decoder(hidden_states, self.bias)

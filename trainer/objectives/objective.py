@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -39,11 +39,17 @@ class EncodedBatch:
 
     def __init__(self, batch: Batch, encoder: Encoder) -> None:
         self.batch, self.encoder = batch, encoder
+        self.sums: dict[str, Callable[[EncodedBatch], Sums]] = {}
+        """How to get the sums of objectives that another one computes with its own, by name."""
+        self.of_layers: list[torch.Tensor] | None = None
+        """(T, hidden_size) of each layer once `hidden_states` are there, if an objective put a list here before."""
+        self.shared: dict[str, Any] = {}
+        """What objectives compute once for each other, by a name of theirs."""
 
     @cached_property
     def hidden_states(self) -> torch.Tensor:
         """(T, hidden_size) of the last layer; the encoder runs only if an objective reads them."""
-        hidden_states: torch.Tensor = self.encoder(self.batch)
+        hidden_states: torch.Tensor = self.encoder(self.batch, of_layers=self.of_layers)
         return hidden_states
 
 
@@ -101,13 +107,16 @@ class Objective(nn.Module):
         norms 1, whatever `__init__` set.
         """
 
+    def share_sums(self, encoded: EncodedBatch) -> None:
+        """Say in `encoded`, before any sum is computed, what the objective computes with or for others."""
+
     def checked_sums(self, encoded: EncodedBatch) -> Sums:
         """Return `forward`, with all training values.
 
         Raises:
             ValueError: a value is missing or is not a sum.
         """
-        sums: Sums = self(encoded)
+        sums: Sums = encoded.sums[self.name](encoded) if self.name in encoded.sums else self(encoded)
         wanted = self.training_values or self.values
         if wrong := [name for name in wanted if name not in sums or sums[name].shape]:
             raise ValueError(f"forward gives no sum of shape () for {', '.join(wrong)}")

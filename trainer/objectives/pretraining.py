@@ -77,10 +77,13 @@ class PretrainingModel(nn.Module):
             objectives: names of those whose sums are returned; by default all.
         """
         encoded, output = EncodedBatch(batch, self.encoder), dict[str, Any]()
-        for name, objective in self.objectives.items():
-            if name in (scored or (self.objectives if objectives is None else objectives)):
-                with explained(name):
-                    output[name] = objective.checked_scores(encoded) if scored else objective.checked_sums(encoded)
+        names = scored or (self.objectives if objectives is None else objectives)
+        chosen = {name: objective for name, objective in self.objectives.items() if name in names}
+        for objective in () if scored else chosen.values():
+            objective.share_sums(encoded)
+        for name, objective in chosen.items():
+            with explained(name):
+                output[name] = objective.checked_scores(encoded) if scored else objective.checked_sums(encoded)
         return output
 
     def predict(self, batch: Batch) -> Predictions:

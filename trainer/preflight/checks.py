@@ -33,6 +33,7 @@ from trainer.preflight.machine_checks import (
     check_op_cache,
     check_secrets,
     check_speed_of_precision,
+    check_teacher,
     describe_device,
     estimate_time,
     refuse_compilation,
@@ -168,6 +169,7 @@ CHECKS = (
     Check("best_metric", lambda run: check_best_metric(run.config.checkpoint, run.config.all_objectives)),
     # A start reads them once, on rank 0.
     Check("init_from", look=check_initial_weights),
+    Check("teacher", look=check_teacher),
     Check("length", _check_length),
     Check("data", lambda run: check_data(run.config, run.shard_sets), look_at_data, needs_length=True),
     Check("masking", look=_try_maskings),

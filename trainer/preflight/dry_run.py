@@ -21,7 +21,7 @@ from trainer.data.shard_set import WINDOW_SHARDS, check_is_data_set
 from trainer.metrics.throughput import flops_per_position
 from trainer.model.sizes import activation_bytes
 from trainer.preflight.data_checks import describe_data
-from trainer.preflight.machine_checks import check_initial_weights, check_memory
+from trainer.preflight.machine_checks import check_initial_weights, check_memory, check_teacher
 from trainer.preflight.plan import (
     GIB,
     TENSORS_ONLY,
@@ -40,7 +40,7 @@ def explain(run: PlannedRun, expects_shards: bool = False) -> str:
         expects_shards: whether missing shards are worth a warning, as if they were named on the command line.
 
     Raises:
-        UserError: existing shards do not fit the configuration; `init_from` is missing or does not fit it.
+        UserError: existing shards do not fit the configuration; `init_from` or `teacher` is missing or does not fit it.
     """
     config, ranks = run.config, counted(run.world_size, "rank")
     uncounted = ["the number of steps is unknown, as the epochs cannot be counted"]
@@ -58,6 +58,8 @@ def explain(run: PlannedRun, expects_shards: bool = False) -> str:
         parts.append(("Branch", [branch_line(config, config.branch)]))
     if config.init_from is not None:
         parts.append(("Initial weights", [finding.text for finding in check_initial_weights(run)]))
+    if config.teacher is not None:
+        parts.append(("Teacher", [finding.text for finding in check_teacher(run)]))
     parts.append(("Configuration", to_yaml(without_secrets(run.as_given or config)).rstrip().splitlines()))
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n" + "\n".join(lines) for title, lines in parts)
 

@@ -22,11 +22,12 @@ import torch
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.processor import this_processor
-from data_prep.base.terminal import counted
-from data_prep.base.urls import has_password
+from data_prep.base.terminal import counted, long_duration
+from data_prep.base.urls import has_password, redact
 from data_prep.dataset.manifest import read_manifest
 from trainer.checkpoint.format import list_steps
 from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.objective_settings import is_taught
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.data.shard_set import open_tokenizer
@@ -332,6 +333,26 @@ def check_initial_weights(run: PlannedRun) -> Iterator[Finding]:
     find_folder = partial(run.outside.look_at_model, config.init_from, config.tracking.uri)
     for line in look_at_initial_weights(config.model, config.init_from, find_folder, wanted):
         yield Finding("ok", "init_from", line)
+
+
+def check_teacher(run: PlannedRun) -> Iterator[Finding]:
+    """Check that the teacher exists and fits, and report its size and what it adds to the work of each stage."""
+    if run.config.teacher is None:
+        return
+    address = redact(run.config.teacher)
+    if run.teacher is None:
+        yield Finding("ok", "teacher", f"{address} exists; the run checks whether it fits, and then knows its cost")
+        return
+    precision = run.config.training.precision
+    taught = [stage for stage in run.config.stages if is_taught(stage.objectives)]
+    memory = max(run.memory_in_stage(stage)["teacher"] for stage in taught)
+    size = f"{run.teacher_parameters:,} parameters, {memory / GIB:.2f} GiB on each rank at any ZeRO stage"
+    yield Finding("ok", "teacher", f"{address} is a {run.teacher.family} of {size} ({precision})")
+    for stage in taught:
+        share, seconds = run.teacher_share(stage), run.seconds(stage) if run.uncounted is None else None
+        line = f"{stage.label}: {share:.0%} more operations for the forward pass of the teacher"
+        line += "" if seconds is None else f", about {long_duration(share * seconds)} at the speed of the model alone"
+        yield Finding("ok", "teacher", line)
 
 
 def estimate_time(run: PlannedRun) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -18,8 +18,11 @@ import torch
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.terminal import counted, long_duration
+from data_prep.dataset.manifest import read_manifest
 from trainer.checkpoint.data_version import open_data, with_epochs_counted
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import MASKED_LM_ALONE, is_taught
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import EvaluationSettings
 from trainer.config.schedule import global_batch_sizes
@@ -29,8 +32,8 @@ from trainer.data.shard_set import ShardSet
 from trainer.distributed.process_group import device_type
 from trainer.metrics.throughput import flops_per_position
 from trainer.model.numerics import with_own_precision
-from trainer.model.sizes import memory_per_rank
-from trainer.objectives.pretraining import PretrainingModel, parameter_counts
+from trainer.model.sizes import DTYPES, flops_per_token, memory_per_rank, num_predictions, teacher_bytes
+from trainer.objectives.pretraining import PretrainingModel, num_parameters, parameter_counts
 from trainer.tracking.status import read_status
 
 GIB = 1 << 30
@@ -138,6 +141,43 @@ class PlannedRun:
         with torch.device("meta"):
             return parameter_counts(PretrainingModel(self.config.model, self.config.all_objectives))
 
+    @cached_property
+    def teacher(self) -> ModelSettings | None:
+        """The architecture of the teacher; None without one, or where it exists and is not downloaded.
+
+        Raises:
+            UserError: it is missing, does not fit the run, or has another tokenizer than the shards, if these are read.
+        """
+        if self.config.teacher is None:
+            return None
+        from trainer.checkpoint.teacher import look_at_teacher
+
+        try:
+            fingerprint = read_manifest(self.config.data_sets[0]).tokenizer.fingerprint
+        except UserError:  # the check of the data reports it
+            fingerprint = None
+        find_folder = partial(self.outside.look_at_model, self.config.teacher, self.config.tracking.uri)
+        return look_at_teacher(self.config, find_folder, fingerprint)
+
+    @cached_property
+    def _known_teacher(self) -> ModelSettings | None:
+        try:
+            return self.teacher
+        except UserError:  # the check of the teacher reports it
+            return None
+
+    @cached_property
+    def teacher_parameters(self) -> int:
+        """The parameters of the teacher; 0 where it is not known."""
+        return 0 if self._known_teacher is None else num_parameters(self._known_teacher, MASKED_LM_ALONE)
+
+    def teacher_share(self, stage: Stage) -> float:
+        """Return the operations of the teacher in a stage, relative to those of the model, forward and backward."""
+        if self._known_teacher is None or not is_taught(stage.objectives):
+            return 0.0
+        whole = flops_per_token(self._known_teacher, stage.sequence_length, stage.predicted_share)
+        return whole / 3 / flops_per_position(self.config, stage)
+
     def memory_in_stage(
         self,
         stage: Stage,
@@ -149,17 +189,24 @@ class PlannedRun:
         training, zero = self.config.training, self.config.zero
         assert training.precision != "auto", "the precision of its numbers is not decided"
         is_checkpointed = training.activation_checkpointing
-        return memory_per_rank(
+        tokens = micro_batch_tokens or batch_arithmetic(stage, self.world_size).micro_batch_tokens
+        parts = memory_per_rank(
             self.config.model,
             num_parameters=self.parameters["total"],
             zero_stage=zero.stage if zero_stage is None else zero_stage,
             world_size=self.world_size,
-            micro_batch_tokens=micro_batch_tokens or batch_arithmetic(stage, self.world_size).micro_batch_tokens,
+            micro_batch_tokens=tokens,
             sequence_length=stage.sequence_length,
             precision=training.precision,
             mlm_probability=stage.predicted_share,
             activation_checkpointing=is_checkpointed if activation_checkpointing is None else activation_checkpointing,
         )
+        if self._known_teacher is not None:
+            predictions = num_predictions(tokens, stage.sequence_length, stage.predicted_share)
+            sizes = self.config.model, self._known_teacher, self.teacher_parameters, tokens, predictions
+            taught = is_taught(stage.objectives)
+            parts["teacher"] = teacher_bytes(*sizes, DTYPES[training.precision]) if taught else 0
+        return parts
 
     def heaviest_stage(self, zero_stage: ZeroStage | None = None) -> Stage:
         """Return the stage that needs the most memory per rank; the first of several that need as much."""

@@ -54,11 +54,12 @@ def describe_run(
     shard_sets: Sequence[ShardSet],
     data_lineage: Sequence[str],
     adopted: Sequence[str] = (),
+    teacher: str | None = None,
 ) -> None:
     """Log parameters, the resolved configuration, the manifests, the environment and the git revision.
 
     `data_lineage` are the digests of all data that the weights saw, earlier data and that of `init_from` included;
-    `adopted` says how the initial weights were made of those of `init_from`.
+    `adopted` says how the initial weights were made of those of `init_from`; `teacher` is the sha256 of the teacher.
     """
     config = without_secrets(config)
     settings = config.model_dump(mode="json")
@@ -78,6 +79,7 @@ def describe_run(
     tags = {"clozeworks.manifest_digest": ",".join(digests), LINEAGE_TAG: ",".join(data_lineage)}
     tags |= {f"clozeworks.environment.{name}": version for name, version in environment.items()}
     tags |= {ADOPTED_TAG: "; ".join(adopted)} if adopted else {}
+    tags |= {"clozeworks.teacher_sha256": teacher} if teacher is not None else {}
     revision = git_revision()
     tracker.log_tags(tags | ({GIT_TAG: revision} if revision else {}))
 

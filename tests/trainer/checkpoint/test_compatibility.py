@@ -269,6 +269,47 @@ def test_other_objectives_of_a_stage_are_another_run(before, after, offered):
     assert ("--allow-change" in caught.value.fix) == offered
 
 
+def taught(*objectives: dict, teacher: str = "teacher") -> RunConfig:
+    return RunConfig.model_validate(
+        CONFIG.model_dump(mode="json") | {"teacher": teacher, "objectives": [MASKED, *objectives]}
+    )
+
+
+LEARNS = {"name": "distillation"}
+
+
+def test_a_teacher_is_what_its_digest_says_wherever_it_is():
+    saved = saved_with(taught(LEARNS), data=IDENTITY.model_copy(update={"teacher": "a" * 64}))
+    same, other = (IDENTITY.model_copy(update={"teacher": digit * 64}) for digit in "ab")
+    (line,) = check_compatible(saved, taught(LEARNS, teacher="models:/a@b"), same, 2, NUMERICS)
+    assert line == "teacher was 'teacher' and is 'models:/a@b'"
+    with pytest.raises(UsageError, match="sha256 of the teacher was", check=coded("incompatible-change")) as caught:
+        check_compatible(saved, taught(LEARNS), other, 2, NUMERICS)
+    assert "--allow-change" in caught.value.fix
+    (line,) = check_compatible(saved, taught(LEARNS), other, 2, NUMERICS, allow_change=True)
+    assert line == f"sha256 of the teacher was '{'a' * 64}' and is '{'b' * 64}'"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "offered"),
+    [
+        ([LEARNS], [LEARNS | {"settings": {"temperature": 3.0}}], True),
+        ([LEARNS], [LEARNS | {"weight": 0.25}], True),
+        ([LEARNS], [LEARNS, {"name": "hidden_states"}], True),
+        ([LEARNS], [LEARNS, {"name": "hidden_states", "settings": {"teacher_hidden_size": 999}}], False),
+    ],
+)
+def test_another_way_of_learning_from_a_teacher_is_another_run(before, after, offered):
+    with pytest.raises(UsageError, match="objective", check=coded("incompatible-change")) as caught:
+        check_compatible(saved_with(taught(*before)), taught(*after), IDENTITY, 2, NUMERICS)
+    assert ("--allow-change" in caught.value.fix) == offered
+
+
+def test_a_written_default_of_distillation_is_no_change():
+    written = taught(LEARNS | {"settings": {"temperature": 2}})
+    assert check_compatible(saved_with(taught(LEARNS)), written, IDENTITY, 2, NUMERICS) == []
+
+
 @pytest.mark.parametrize("allow_change", [False, True])
 def test_another_optimizer_is_refused_because_its_states_are_missing(allow_change):
     config = changed(CONFIG, "optimizer", name="muon")

@@ -375,3 +375,21 @@ def test_a_bias_from_frequencies_and_trained_weights_exclude_each_other():
     with pytest.raises(UsageError, match="set model.output_bias=zeros"):
         load_config("tiny_cpu", ["init_from=folder"])
     assert load_config("tiny_cpu", ["init_from=folder", "model.output_bias=zeros"]).init_from == "folder"
+
+
+def test_what_learns_from_a_teacher_alone_keeps_its_initial_weights(tmp_path) -> None:
+    """A published model has no such matrices; the head that distillation trains is that of masked_lm."""
+    make_theirs("modernbert").save_pretrained(tmp_path / "theirs")
+    states = ObjectiveSettings(name="hidden_states", settings={"teacher_hidden_size": 48})
+    objectives = (*MASKED_LM_ALONE, ObjectiveSettings(name="distillation"), states)
+    model, plain = (PretrainingModel(OURS["modernbert"], each) for each in (objectives, MASKED_LM_ALONE))
+    for each in (model, plain):
+        each.initialize(seed=5)
+    before = model.projections[0].weight.clone()
+    said = [
+        load_initial_weights(each, "theirs", lambda: pull(tmp_path / "theirs"), ALONE).notes for each in (model, plain)
+    ]
+    assert "newly initialized (missing there): projections.0.weight" in said[0][1] and len(said[1]) == 1
+    assert torch.equal(model.projections[0].weight, before)
+    weights = model.state_dict()
+    assert all(torch.equal(weights[name], weight) for name, weight in plain.state_dict().items())

@@ -10,12 +10,21 @@ from data_prep.base.errors import UsageError
 from tests.support.error_codes import coded
 from tests.support.toy_run import TINY
 from trainer import load_config
-from trainer.config.objective_settings import ObjectiveSettings, objectives_of, sentence_pairs_of, union
+from trainer.config.measurements import measurements_of
+from trainer.config.objective_settings import (
+    ObjectiveSettings,
+    is_taught,
+    objectives_of,
+    published,
+    sentence_pairs_of,
+    union,
+)
 from trainer.config.run_config import RunConfig
 
 OWN = "some.module:Objective"
 MLM, PAIRS, MINE = {"name": "masked_lm"}, {"name": "sentence_pairs"}, {"name": OWN}
 NEXT = {"name": "causal"}
+TAUGHT, STATES = {"name": "distillation"}, {"name": "hidden_states"}
 
 
 def config_with(objectives: list[dict[str, Any]] | None = None, **settings: Any) -> RunConfig:
@@ -113,6 +122,28 @@ def test_a_branch_has_the_heads_of_all_stages() -> None:
     assert names(config.all_objectives) == ["masked_lm", "sentence_pairs"]
 
 
+def test_a_teacher_and_what_compares_with_it_need_each_other() -> None:
+    for taught in ([MLM, TAUGHT], [MLM, STATES], [MLM, PAIRS, STATES, TAUGHT | {"settings": {"temperature": 4.0}}]):
+        config = config_with(taught, teacher="somewhere")
+        assert config == RunConfig.model_validate(config.model_dump(mode="json")) and not config.has_own_objectives
+        assert names(published(config.all_objectives)) == [each["name"] for each in taught if each in (MLM, PAIRS)]
+        with pytest.raises(UsageError, check=coded("no-teacher"), match="set teacher"):
+            config_with(taught)
+    for objectives in (None, [MLM], [MINE]):
+        with pytest.raises(UsageError, check=coded("setting-without-effect"), match="teacher=somewhere"):
+            config_with(objectives, teacher="somewhere")
+    one_stage = in_stages([MLM, TAUGHT], None, teacher="somewhere", data__sentence_pairs="none")
+    assert [is_taught(stage.objectives) for stage in one_stage.stages] == [True, False]
+    with pytest.raises(UsageError, check=coded("no-teacher")):
+        in_stages([MLM, TAUGHT], None, data__sentence_pairs="none")
+
+
+def test_evaluations_measure_nothing_of_a_teacher() -> None:
+    plain = config_with([MLM], teacher=None)
+    taught = config_with([MLM, TAUGHT, STATES], teacher="somewhere")
+    assert measurements_of(taught.stages[0]) == measurements_of(plain.stages[0])
+
+
 def test_the_union_keeps_the_first_of_each_with_those_of_the_project_in_front() -> None:
     own, other = ObjectiveSettings(name="a:B"), ObjectiveSettings(name="a:A")
     mlm, pairs = objectives_of("next_sentence")
@@ -135,6 +166,16 @@ def test_the_union_keeps_the_first_of_each_with_those_of_the_project_in_front() 
         ([MLM, NEXT], "causal-with-others", "causal with masked_lm: a pass through the model has one mask"),
         ([NEXT, MINE], "causal-with-others", "in a stage of its own"),
         ([NEXT | {"settings": {"layers": 1}}], "setting-without-effect", "remove `settings`"),
+        ([TAUGHT], "teacher-without-masked-lm", "distillation without masked_lm"),
+        ([PAIRS, STATES], "teacher-without-masked-lm", "hidden_states without masked_lm"),
+        ([NEXT, TAUGHT], "causal-with-others", "in a stage of its own"),
+        ([{"name": "kd"}], "unknown-objective", "write name: distillation"),
+        ([MLM, TAUGHT | {"settings": {"temprature": 2}}], "invalid-objective-settings", "may have temperature"),
+        ([MLM, TAUGHT | {"settings": {"temperature": 0}}], "invalid-objective-settings", "greater than 0"),
+        ([MLM, TAUGHT | {"settings": {"temperature": "hot"}}], "invalid-objective-settings", "must be a number"),
+        ([MLM, TAUGHT | {"settings": {"temperature": True}}], "invalid-objective-settings", "must be a number"),
+        ([MLM, STATES | {"settings": {"teacher_hidden_size": 1.5}}], "invalid-objective-settings", "integer"),
+        ([MLM, TAUGHT | {"task": "next_sentence"}], "setting-without-effect", "remove `task`"),
         ([{"name": "MLM"}], "unknown-objective", "write name: masked_lm"),
         ([{"name": "nsp"}], "unknown-objective", "write name: sentence_pairs"),
         ([{"name": "a.b:C:d"}], "unknown-objective", "module:Class"),

@@ -11,9 +11,13 @@ from tests.support.doctor import planned
 from tests.support.error_codes import coded
 from trainer import load_config
 from trainer.checkpoint.format import CheckpointFolder, DataIdentity, Marker, SavedState, TrainState, step_folder
+from trainer.config.objective_settings import MASKED_LM_ALONE
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BranchSettings
+from trainer.metrics.throughput import flops_per_position
 from trainer.model.hugging_face import hugging_face_config
+from trainer.model.sizes import flops_per_token
+from trainer.objectives.pretraining import num_parameters
 from trainer.preflight.data_checks import tokens_by_data_set
 from trainer.preflight.dry_run import (
     activation_lines,
@@ -191,6 +195,43 @@ def test_a_preset_that_continues_a_model_tells_what_becomes_of_it(preset, told, 
         (theirs / "config.json").write_text(json.dumps(values))
     config = load_config(preset, [*sizes, f"init_from={theirs}", f"output_dir={tmp_path / 'run'}"])
     assert told in explain(planned(config)).partition("Initial weights")[2]
+
+
+def test_the_cost_of_a_teacher_is_told_and_one_that_does_not_fit_is_refused(small_shards, tmp_path):
+    teacher = load_config("tiny_cpu", ["model.num_hidden_layers=6", "model.hidden_size=192", "output_dir=none"])
+    stages = [{"name": "taught", "steps": 3}, {"name": "alone", "steps": 5, "objectives": [{"name": "masked_lm"}]}]
+    settings = [
+        *(f"data.shards={small_shards}", f"output_dir={tmp_path / 'run'}", f"teacher={tmp_path / 'teacher'}"),
+        *("objectives=[{name: masked_lm}, {name: distillation}]", "data.sentence_pairs=none"),
+        *(
+            "training.max_steps=null",
+            f"training.stages={json.dumps(stages)}",
+            "training.precision=bf16",
+            "zero.stage=3",
+        ),
+        *("training.precision=bf16", "zero.stage=3", "schedule.warmup=0"),
+    ]
+    config = load_config("tiny_cpu", settings)
+    with pytest.raises(UserError, match="teacher", check=coded("unknown-model")):
+        explain(planned(config, 2))
+    assert "teacher" not in memory_lines(planned(config, 2))[0], "memory is told all the same"
+    write_model(tmp_path / "teacher", teacher)
+    with pytest.raises(UserError, check=coded("no-tokenizer-of-teacher")):
+        explain(planned(config, 2))
+    shutil.copytree(small_shards / "tokenizer", tmp_path / "teacher", dirs_exist_ok=True)
+    run = planned(config, 2, tokens_per_second=1000.0)
+    told = explain(run).partition("\nTeacher\n")[2].splitlines()
+    number = num_parameters(teacher.model, MASKED_LM_ALONE)
+    assert f"{tmp_path / 'teacher'} is a bert of {number:,} parameters" in told[1]
+    assert "at any ZeRO stage (bf16)" in told[1]
+    taught, alone = config.stages
+    share = run.teacher_share(taught)
+    whole = flops_per_token(teacher.model, taught.sequence_length, taught.predicted_share)
+    assert share == pytest.approx(whole / 3 / flops_per_position(config, taught)) and run.teacher_share(alone) == 0
+    assert f"stage 0 (taught): {share:.0%} more operations" in told[2] and "at the speed of the model alone" in told[2]
+    assert told[3] == "", "no line of the stage without it"
+    whole_memory, divided = (run.memory_in_stage(taught, stage)["teacher"] for stage in (0, 3))
+    assert whole_memory == divided > 2 * number and run.memory_in_stage(alone)["teacher"] == 0
 
 
 def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):
