@@ -288,8 +288,8 @@ def _check_stage(stage: Stage, prefix: str | None, max_position_embeddings: int)
     if stage.data.loss_weight != "none" and DISTILLATION in names:
         where = prefix or "data."
         raise SettingError(
-            f"{where}loss_weight={stage.data.loss_weight} contradicts the objective distillation, which computes the loss "
-            "of labels without weights",
+            f"{where}loss_weight={stage.data.loss_weight} contradicts the objective distillation, which computes the "
+            "loss of labels without weights",
             fix=f"set {where}loss_weight=none, or remove distillation from objectives",
             code="weight-with-distillation",
         )
