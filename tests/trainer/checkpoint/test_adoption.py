@@ -64,7 +64,11 @@ def written(model: PretrainingModel, folder: Path) -> Path:
     """The model as a Hugging Face folder without a tokenizer."""
     family, pairs = family_in_transformers(model.config, False), len(model.objectives) > 1
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(to_hugging_face(weights_of(model), family), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        to_hugging_face(weights_of(model), model.config, family),
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     (folder / "config.json").write_text(json.dumps(hugging_face_config(model.config, pairs)))
     return folder
 
