@@ -4,9 +4,9 @@
 
 For each seed an encoder (`small_cpu`, ModernBERT, 2 layers of 128) is trained on the corpus. It is adopted by
 models of `ADOPTIONS`: with a larger tokenizer of the same text, with the tokenizer of another text, half of whose
-tokens the encoder has, and with more layers and a larger width. `start` rows have the valid loss before any step, as a difference from that of the encoder
-on its own tokens. `reach` rows have the loss of training from nothing for `--steps` steps, and that of the adopted
-model after a share of these steps, each with a schedule of its own length.
+tokens the encoder has, and with more layers and a larger width. `start` rows have the valid loss before any step, as a
+difference from that of the encoder on its own tokens. `reach` rows have the loss of training from nothing for `--steps`
+steps, and that of the adopted model after a share of these steps, each with a schedule of its own length.
 
 All losses are those of `encoder_runs.py`: the valid split in rows of 128, 15% masked, in transformers, in fp32. A row
 that is in --results is skipped, so the same command resumes; --runs ends it after so many new rows.

@@ -194,7 +194,8 @@ BENCHMARKS = (
         300,
         "--work {work}/adoption",
         full="--corpus {corpus}/../pack_small.jsonl.gz --other {corpus}/msdocs_other-00.jsonl.gz",
-        quick="--corpus {corpus}/*.jsonl.gz --other {corpus}/*.jsonl.gz --vocab-sizes 512 640 --base-steps 2 --steps 2 --seeds 1 --runs 1",
+        quick="--corpus {corpus}/*.jsonl.gz --other {corpus}/*.jsonl.gz --vocab-sizes 512 640 --base-steps 2 --steps 2 "
+        "--seeds 1 --runs 1",
         beside_itself=True,
     ),
     Benchmark(

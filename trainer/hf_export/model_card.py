@@ -194,8 +194,8 @@ def _causal_limit(config: RunConfig, facts: TrainingFacts) -> str:
     listed = f"step{'s' if len(causal) > 1 else ''} {', '.join(f'{step:,}' for step in causal)}"
     if len(causal) < len(steps):
         return (
-            f"These weights are a mean over checkpoints of a causal stage ({listed}), which predict the next token, and "
-            "of a stage with masks. Such a mean may do neither well. "
+            f"These weights are a mean over checkpoints of a causal stage ({listed}), which predict the next token, "
+            "and of a stage with masks. Such a mean may do neither well. "
         )
     return (
         f"These weights are of a causal stage ({listed}): they predict the next token, and fill masks only after "

@@ -30,7 +30,6 @@ from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.data.shard_set import open_tokenizer
-from trainer.metrics.unigram import counts_of_first_stage
 from trainer.distributed.rank_environment import (
     DESCRIPTORS_PER_RANK,
     extensions_folder,
@@ -38,6 +37,7 @@ from trainer.distributed.rank_environment import (
     raise_descriptor_limit,
 )
 from trainer.engine.engine import check_precision
+from trainer.metrics.unigram import counts_of_first_stage
 from trainer.model.numerics import fast_precision, missing_for_compilation
 from trainer.preflight.deepspeed_sections import check_values
 from trainer.preflight.finding import Finding, Level

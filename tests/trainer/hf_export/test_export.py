@@ -313,7 +313,7 @@ def test_the_model_card_reports_sources_tokens_and_scores(exported):
     [
         ((), "of a causal stage (step 10)"),
         ((5, 10), "of a causal stage (steps 5, 10)"),
-        ((10, 15), "a mean over checkpoints of a causal stage (step 10), which predict the next token, and of a stage"),
+        ((10, 15), "a mean over checkpoints of a causal stage (step 10), which predict the next token, and of"),
         ((15, 20), None),
     ],
 )
