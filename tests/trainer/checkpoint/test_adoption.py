@@ -265,7 +265,11 @@ def test_the_base_of_the_first_stage_is_the_one_that_weights_are_compared_with(t
     def wanted(base: float, *adopt: str, model: ModelSettings) -> Wanted:
         settings = [f"training.stages=[{{steps: 1, global_rope_theta: {base}}}, {{steps: 1}}]", "init_from=x"]
         settings += ["model.output_bias=zeros", "model.family=modernbert", f"adopt=[{','.join(adopt)}]"]
-        settings += ["training.max_steps=null", f"model.global_rope_theta={model.global_rope_theta}"]
+        settings += [
+            "training.max_steps=null",
+            "data.sentence_pairs=none",
+            f"model.global_rope_theta={model.global_rope_theta}",
+        ]
         return wanted_of(load_config("tiny_cpu", settings), None, lambda: None, lambda: None)
 
     with pytest.raises(UserError, match=r"training.stages.0.global_rope_theta is 10000.0 and there 160000") as caught:

@@ -9,11 +9,13 @@ from data_prep import open_dataset
 from data_prep.base.errors import UsageError, UserError
 from tests.support.doctor import planned
 from tests.support.error_codes import coded
+from tests.support.toy_run import preset_config
 from trainer import load_config
 from trainer.checkpoint.format import CheckpointFolder, DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BranchSettings
 from trainer.model.hugging_face import hugging_face_config
+from trainer.preflight.checks import CHECKS, _look_at_unused_masks
 from trainer.preflight.data_checks import tokens_by_data_set
 from trainer.preflight.dry_run import (
     activation_lines,
@@ -172,6 +174,20 @@ def test_initial_weights_are_looked_at_with_the_tokenizer_of_the_shards(small_sh
     told = explain(planned(larger))
     assert "adopts size: tiled from the middle: model.intermediate_size from 512 to 600" in told
     assert "adopts tokenizer: nothing differs" in told
+
+
+def test_a_run_of_next_tokens_alone_is_told_of_masking_that_has_no_effect():
+    def told(*settings: str) -> list[str]:
+        shared = ("data.sentence_pairs=none", "model.output_bias=zeros")
+        config = preset_config(*shared, *settings)
+        return [each.text for each in _look_at_unused_masks(planned(config))]
+
+    causal, rate, last = "objectives=[{name: causal}]", "data.mlm_probability=0.4", "data.final_mlm_probability=null"
+    assert told(causal, "data.mlm_probability=0.15", last) == []
+    (line,) = told(causal, rate, last)
+    assert line.startswith("data.mlm_probability=0.4 has no effect: every stage trains causal")
+    assert told(rate, last) == []
+    assert any(each.look is _look_at_unused_masks and each.warns for each in CHECKS)
 
 
 def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):
