@@ -431,9 +431,11 @@ def test_adopted_models_are_compared_at_their_start_and_by_tokens() -> None:
     reach = {**run, "kind": "reach", "tokens": 60, "tokens_of_nothing": 100, "loss_of_nothing": 4.0, "loss": 3.5}
     runs = [described(**each) for each in (run, {**run, "seed": 2, "difference": 0.35}, reach)]
     raw = {"runs": runs, "planned": [run, reach, {**reach, "name": "later"}], "variants": ["deeper", "later", "random"]}
+    raw["goals"] = {"deeper": 0.15}
     text = page.made("adoption", {"adoption": shaped(raw)})
-    assert "| deeper | +0.30 | 2 | 4.000 | 3.500, 60% of the tokens | 1 |" in text
-    assert "| later | missing | 0 | missing |  |  |" in text and "| random | missing | 0 |  |  |  |" in text
+    start = "| deeper | +0.30 (+0.25 to +0.35) | +0.15 | 1 of 2 |"
+    assert f"{start} 4.000 | 3.500, 60% of the tokens | 1 of 1 |" in text
+    assert "| later | missing |  |  | missing |  |  |" in text and "| random | missing |  |  |  |  |  |" in text
 
 
 def test_tasks_are_compared_with_training_from_scratch_seed_by_seed(script: Callable[[str], ModuleType]) -> None:

@@ -192,9 +192,10 @@ BENCHMARKS = (
         "adoption",
         "loss at the start with `init_from` and `adopt`, and tokens until the loss of training from nothing",
         300,
-        "--other {corpus}/*.jsonl.gz --work {work}/adoption",
-        full="--corpus {corpus}/../pack_small.jsonl.gz",
-        quick="--corpus {corpus}/*.jsonl.gz --vocab-sizes 512 640 --base-steps 2 --steps 2 --seeds 1 --runs 1",
+        "--work {work}/adoption",
+        full="--corpus {corpus}/../pack_small.jsonl.gz --other {corpus}/msdocs_other-00.jsonl.gz",
+        quick="--corpus {corpus}/*.jsonl.gz --other {corpus}/*.jsonl.gz --vocab-sizes 512 640 --base-steps 2 --steps 2 "
+        "--seeds 1 --runs 1",
         beside_itself=True,
     ),
     Benchmark(

@@ -4,7 +4,8 @@ Everything here is a function of settings, vocabularies and dicts of fp32 tensor
 copied bit by bit: a map of equal tokenizers, layers or widths is the identity.
 
 - tokenizer: the row of a token that both vocabularies have is copied. The row of a new token is the mean of the rows of
-  the old tokens that its text has. The decoder's bias likewise.
+  the old tokens that its text has (Gee et al. 2022, Fast Vocabulary Transfer). The decoder's bias likewise, moved by
+  the log of how much more or less often the token occurs than these (`bias_shifts`).
 - size: layers are repeated (`layer_map`). Widths are tiled from the middle (`tile_map`; Warner et al. 2024, section
   2.1, for ModernBERT-large). A column of a matrix is divided by the number of its copies (Chen et al. 2016, Net2Net),
   so the wider layer computes what the layer did. The copies also get the new model's random weights, less their mean
@@ -25,9 +26,11 @@ from trainer.config.model_settings import ModelSettings
 
 WORDS = "encoder.embeddings.word_embeddings.weight"
 POSITIONS = "encoder.embeddings.position_embeddings.weight"
-_DECODER = "mlm_head.decoder.weight"
-OF_VOCABULARY = {WORDS, "mlm_head.bias", _DECODER}
+_DECODER, _BIAS = "mlm_head.decoder.weight", "mlm_head.bias"
+OF_VOCABULARY = {WORDS, _BIAS, _DECODER}
 """Parameters with a row for each token."""
+FOLLOWS_COUNTS = "the biases of the decoder follow how often each token occurs in the training data"
+"""What the log says where `adopt_tokens` has counts."""
 _ROLES = ("pad", "unk", "cls", "sep", "mask")
 _WIDTHS = ("hidden_size", "num_attention_heads", "intermediate_size")
 SIZES = (*_WIDTHS, "num_hidden_layers")
@@ -43,6 +46,8 @@ class Adoption(NamedTuple):
     new: ModelSettings
     tokens: TokenMap | None = None
     """None where the vocabulary stays."""
+    token_counts: np.ndarray | None = None
+    """(vocab_size,) how often each new token occurs in the training data; None: unknown."""
 
     def names(self, fresh: Weights) -> list[str]:
         """Return the names of the old model's parameters: those of `fresh`, with its own number of layers."""
@@ -58,13 +63,14 @@ class Adoption(NamedTuple):
             weights: those of the old one, perhaps without heads.
             fresh: the random weights of the new one by name.
         """
-        adopted = dict(weights) if self.tokens is None else adopt_tokens(weights, self.tokens)
+        adopted = dict(weights) if self.tokens is None else adopt_tokens(weights, self.tokens, self.token_counts)
         if self.old.max_position_embeddings != self.new.max_position_embeddings and POSITIONS in fresh:
             adopted = adopt_positions(adopted, len(fresh[POSITIONS]))
         if any(getattr(self.old, name) != getattr(self.new, name) for name in SIZES):
             adopted = adopt_size(adopted, fresh, self.old, self.new)
         random = [] if self.tokens is None else list(self.tokens.random)
-        for name in OF_VOCABULARY & adopted.keys() if random else ():
+        made = OF_VOCABULARY - ({_BIAS} if self.token_counts is not None else set())
+        for name in made & adopted.keys() if random else ():
             adopted[name][random] = fresh[name][random]
         return adopted
 
@@ -151,8 +157,12 @@ def _ids_of(tokenizer: Tokenizer, text: bytes, by_text: Mapping[bytes, int]) -> 
     return tuple(number for number in ids if number not in tokenizer.special_tokens.ids)
 
 
-def adopt_tokens(weights: Weights, tokens: TokenMap) -> dict[str, torch.Tensor]:
-    """Return the weights with the rows of the new vocabulary; those of `tokens.random` are zeros."""
+def adopt_tokens(weights: Weights, tokens: TokenMap, token_counts: np.ndarray | None = None) -> dict[str, torch.Tensor]:
+    """Return the weights with the rows of the new vocabulary; those of `tokens.random` are zeros.
+
+    Args:
+        token_counts: (vocab_size,) how often each new token occurs; the decoder's bias follows it (`bias_shifts`).
+    """
     adopted = dict(weights)
     copied = torch.from_numpy(tokens.copied)
     kept = copied >= 0
@@ -163,7 +173,33 @@ def adopt_tokens(weights: Weights, tokens: TokenMap) -> dict[str, torch.Tensor]:
         for number, ids in tokens.averaged.items():
             rows[number] = old[list(ids)].mean(0)
         adopted[name] = rows
+    if _BIAS in adopted and token_counts is not None:
+        adopted[_BIAS] += torch.from_numpy(bias_shifts(tokens, token_counts, weights[_BIAS].numpy())).to(torch.float32)
     return adopted
+
+
+def bias_shifts(tokens: TokenMap, token_counts: np.ndarray, old_bias: np.ndarray) -> np.ndarray:
+    """Return (vocab_size,) float64: what is added to the decoder's bias of each new token, copied or the mean.
+
+    A bias has the log of its token's frequency in it, and the other tokenizer changes frequencies. An old token occurs
+    in the data as often as the new tokens that it is a part of. So a token gets the log of its own count less the mean
+    log of the counts of the old tokens that it is made of: 0 for a token that occurs as often as before, less for one
+    whose occurrences longer tokens take over. A random row gets the log of its count at the level of all others. Every
+    count is taken as larger by a half.
+    """
+    counts = token_counts.astype(np.float64)
+    kept = np.flatnonzero(tokens.copied >= 0)
+    numbers = [kept, *(np.full(len(ids), number) for number, ids in tokens.averaged.items())]
+    sources = [tokens.copied[kept], *(np.asarray(ids) for ids in tokens.averaged.values())]
+    new, old = np.concatenate(numbers), np.concatenate(sources)
+    old_counts = np.bincount(old, counts[new], minlength=len(old_bias))
+    logs, old_logs = np.log(counts + 0.5), np.log(old_counts + 0.5)
+    pieces = np.maximum(np.bincount(new, minlength=len(counts)), 1)
+    shifts = logs - np.bincount(new, old_logs[old], minlength=len(counts)) / pieces
+    used = np.unique(old)
+    random = list(tokens.random)
+    shifts[random] = logs[random] + (np.mean(old_bias[used] - old_logs[used]) if len(used) else 0.0)
+    return shifts
 
 
 def layer_map(old: int, new: int) -> list[int]:

@@ -180,7 +180,7 @@ def check_branch(saved: SavedState, config: RunConfig, data: DataIdentity) -> No
         "training.seed": (before.training.seed, config.training.seed),
         "the tokenizer's fingerprint": (saved.data.tokenizer_fingerprint, data.tokenizer_fingerprint),
     }
-    own, other = dict(config.model), dict(before.model)
+    own, other = _of_model(config), _of_model(before)
     pairs |= {f"model.{name}": (other[name], own[name]) for name in own if name not in ROPE_BASES}
     differences = [f"{name} was {old!r} and is {new!r}" for name, (old, new) in pairs.items() if old != new]
     if differences:
@@ -228,6 +228,7 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
     # How long the last stage is follows from the length of the run.
     values.pop(f"stage {len(config.stages) - 1} steps")
     values["training.max_steps"] = config.max_steps
+    values["model.num_key_value_heads"] = _of_model(config)["num_key_value_heads"]
     values["deepspeed"] = config.deepspeed
     values["weights of the mixture"] = [component.weight for component in config.data.components]
     return values
@@ -236,6 +237,14 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
 def _masking_in_short(data: DataSettings) -> dict[str, Any]:
     """Return settings of `data` in which a masking rate that depends on the step alone has one spelling."""
     return data.in_short_form.model_dump(mode="json")
+
+
+def _of_model(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of the model; as many key heads as query heads are the default, however that is written."""
+    values = dict(config.model)
+    if config.model.key_value_heads == config.model.num_attention_heads:
+        values["num_key_value_heads"] = None
+    return values
 
 
 def _stage_values(config: RunConfig, stage: Stage) -> dict[str, Any]:

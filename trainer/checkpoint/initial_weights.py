@@ -10,11 +10,13 @@ checkpoint has a tokenizer, the shards must have the same one. What `adopt` name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
 import torch
 
 from data_prep.base.errors import UserError
@@ -23,6 +25,7 @@ from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer, is_foreign
 from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer
 from trainer.checkpoint.adoption import (
+    FOLLOWS_COUNTS,
     WORDS,
     Adoption,
     TokenMap,
@@ -36,7 +39,7 @@ from trainer.config.families.family import PublishedFamily
 from trainer.config.families.registry import published_families
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import HIDDEN_STATES, OF_TOKENS
-from trainer.config.run_config import Adoptable
+from trainer.config.run_config import Adoptable, RunConfig
 from trainer.config.stages import ROPE_BASES
 from trainer.distributed.process_group import Ranks, broadcast_object
 from trainer.model.hugging_face import family_in_transformers, from_hugging_face
@@ -70,10 +73,28 @@ class Wanted(NamedTuple):
     open_tokenizer: Callable[[], Tokenizer] | None = None
     """Returns that tokenizer; called where another one is adopted."""
     adopt: tuple[Adoptable, ...] = ()
+    token_counts: Callable[[], np.ndarray] | None = None
+    """Returns how often each token of that tokenizer occurs in the training data, (vocab_size,); called on rank 0 where
+    another tokenizer is adopted. None: unknown."""
+    rope_bases: Mapping[str, float] = MappingProxyType({})
+    """Bases of the first stage that are not those of the model, by name."""
 
 
 ANY_TOKENIZER = Wanted()
 """The tokenizer is not compared, and nothing may differ."""
+
+
+def wanted_of(
+    config: RunConfig,
+    tokenizer_fingerprint: str | None,
+    open_tokenizer: Callable[[], Tokenizer],
+    token_counts: Callable[[], np.ndarray],
+) -> Wanted:
+    """Return what the initial weights of a run must fit; the arguments are those of `Wanted`."""
+    first = next(iter(config.training.stages or ()), None)
+    bases = {name: base for name in ROPE_BASES if (base := getattr(first, name, None)) is not None}
+    own = {name: base for name, base in bases.items() if base != getattr(config.model, name)}
+    return Wanted(tokenizer_fingerprint, open_tokenizer, config.adopt, token_counts, own)
 
 
 class InitialWeights(NamedTuple):
@@ -168,7 +189,9 @@ def look_at_initial_weights(
     if folder is None:
         return [f"{address} exists; the run checks whether it fits this model"]
     checked = _check(folder, source, config, wanted)
-    lines = [f"{address} is a {checked.family.name} of {'an adoptable' if wanted.adopt else 'this'} architecture"]
+    found, family = load_config(folder).model_type, checked.family.name
+    becomes = "" if found == family else f", and its weights become those of a {family}"
+    lines = [f"{address} is a {found} of {'an adoptable' if wanted.adopt else 'this'} architecture{becomes}"]
     lines += [f"adopts {line}" for line in checked.adopted]
     return lines + ([checked.note] if checked.note else [])
 
@@ -191,6 +214,8 @@ def _parameters_of_published_models(model: PretrainingModel) -> dict[str, torch.
 def _read(model: PretrainingModel, source: str, folder: Path, wanted: Wanted) -> _Found:
     checked = _check(folder, source, model.config, wanted)
     family, adoption, fresh = checked.family, checked.adoption, _parameters_of_published_models(model)
+    if adoption.tokens is not None and wanted.token_counts is not None:
+        adoption = adoption._replace(token_counts=wanted.token_counts())
     decoder = family.decoders.get(load_config(folder).model_type)
     class_name = decoder or family.pairs_class or family.masked_lm_class
     loaded, missing = load_pretrained(class_name, folder, "the beginning of a run (init_from)")
@@ -209,18 +234,22 @@ def _read(model: PretrainingModel, source: str, folder: Path, wanted: Wanted) ->
 
 def _check(folder: Path, source: str, config: ModelSettings, wanted: Wanted) -> _Checked:
     """Check config.json and the tokenizer; find out what each item of `adopt` does."""
-    family, old = _check_architecture(folder, source, config, wanted.adopt)
+    family, old = _check_architecture(folder, source, config, wanted)
     tokens, note = _compare_tokenizers(folder, source, config.padded_vocab_size, wanted)
     lines: dict[Adoptable, list[str]] = {item: [] for item in wanted.adopt}
-    if tokens is not None:
-        lines["tokenizer"] = [tokens.describe()]
+    if "tokenizer" in lines:
+        num_rows = load_config(folder).vocab_size if tokens is None else len(tokens.copied)
+        has_counts = config.decoder_bias and wanted.token_counts is not None
+        described = [] if tokens is None else [tokens.describe(), *([FOLLOWS_COUNTS] if has_counts else [])]
+        lines["tokenizer"] = described + _describe_padding(num_rows, config)
     if "size" in lines:
         lines["size"] = describe_size(old, config)
     if "rope" in lines:
+        first = {name: wanted.rope_bases.get(name, getattr(config, name)) for name in ROPE_BASES}
         lines["rope"] = [
-            f"model.{name} from {getattr(old, name):,g} to {getattr(config, name):,g}"
-            for name in ROPE_BASES
-            if getattr(old, name) != getattr(config, name)
+            f"{_setting_of(name, wanted)} from {getattr(old, name):,g} to {base:,g}"
+            for name, base in first.items()
+            if getattr(old, name) != base
         ]
     if "positions" in lines and old.max_position_embeddings != config.max_position_embeddings:
         lines["positions"] = [describe_positions(old, config)]
@@ -231,6 +260,16 @@ def _check(folder: Path, source: str, config: ModelSettings, wanted: Wanted) -> 
     unread = {"tokenizer"} if note else set[str]()
     adopted = [f"{item}: {'; '.join(lines[item] or ['nothing differs'])}" for item in lines if item not in unread]
     return _Checked(family, Adoption(old, config, tokens), tuple(adopted), note)
+
+
+def _describe_padding(num_rows: int, config: ModelSettings) -> list[str]:
+    """Say which rows of the vocabulary are of no token and are predicted all the same; a decoder's bias shuts them."""
+    if config.decoder_bias or config.padded_vocab_size <= num_rows:
+        return []
+    return [
+        f"rows {num_rows:,} to {config.padded_vocab_size - 1:,} of the vocabulary are of no token and random, and stay "
+        "in the softmax, which a decoder without a bias cannot close to them"
+    ]
 
 
 def _compare_tokenizers(
@@ -277,13 +316,14 @@ def _compare_tokenizers(
 
 
 def _check_architecture(
-    folder: Path, source: str, config: ModelSettings, adopt: tuple[Adoptable, ...]
+    folder: Path, source: str, config: ModelSettings, wanted: Wanted
 ) -> tuple[PublishedFamily, ModelSettings]:
     """Return the family of both sides, and `config` with the sizes, bases and positions of the checkpoint.
 
-    config.json must agree with `config` but for what `adopt` names.
+    config.json must agree with `config`, and with the bases of the first stage, but for what `wanted.adopt` names.
     """
-    address = storage.redact(source)
+    address, adopt = storage.redact(source), wanted.adopt
+    config = config.model_copy(update=dict(wanted.rope_bases))
     family = family_in_transformers(config, next_sentence=False)
     theirs: dict[str, Any] = load_config(folder).to_dict()
     if theirs["model_type"] not in (family.name, *family.decoders):
@@ -301,7 +341,7 @@ def _check_architecture(
     old = config.model_copy(update={_SETTINGS.get(name, name): value for name, value in numbers.items()})
     differences = [
         (
-            f"model.{_SETTINGS.get(name, name)} is {getattr(config, name)} and there {value}",
+            f"{_setting_of(name, wanted)} is {getattr(config, name)} and there {value}",
             _ITEMS.get(name) if name in numbers else None,
         )
         for name, value in settings.items()
@@ -336,6 +376,12 @@ def _check_architecture(
             code="size-not-tileable",
         )
     return family, old
+
+
+def _setting_of(name: str, wanted: Wanted) -> str:
+    """Return the setting of a value of the architecture by its name."""
+    section = "training.stages.0" if name in wanted.rope_bases else "model"
+    return f"{section}.{_SETTINGS.get(name, name)}"
 
 
 def _setting(adopt: tuple[Adoptable, ...], missing: Sequence[Adoptable]) -> str:

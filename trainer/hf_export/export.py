@@ -245,7 +245,7 @@ def write_model(folder: Path, config: RunConfig, model: PretrainingModel, tokeni
     has_pairs = SENTENCE_PAIRS in model.objectives
     _write_json(folder / "config.json", hugging_face_config(config.model, has_pairs, tokenizer.special_tokens))
     family = family_in_transformers(config.model, has_pairs)
-    weights = to_hugging_face(model.state_dict(), family, tokenizer.special_tokens.pad)
+    weights = to_hugging_face(model.state_dict(), config.model, family, tokenizer.special_tokens.pad)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 

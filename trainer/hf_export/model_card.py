@@ -11,6 +11,7 @@ from data_prep.dataset.data_card import escaped
 from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.checkpoint.format import step_of
 from trainer.config.families.family import PublishedFamily
 from trainer.config.objective_settings import published, sentence_pairs_of
 from trainer.config.run_config import RunConfig
@@ -180,18 +181,30 @@ def _evaluation(facts: TrainingFacts) -> str:
 
 
 def _limits(config: RunConfig, facts: TrainingFacts) -> str:
-    stage = None if facts.step is None else config.stage_of(facts.step)
-    causal = (
-        f"These weights are of a causal stage (step {facts.step:,}): they predict the next token, and fill masks only "
-        "after training with masks. "
-        if stage is not None and stage.is_causal
-        else ""
-    )
-    return causal + (
+    return _causal_limit(config, facts) + (
         "Intended for fill-mask, for fine-tuning on tasks over text, and for sentence embeddings after fine-tuning. "
         "The model does not generate text, and it was not evaluated for any use that affects people. It reflects its "
         "training text with its errors and biases, and does not know languages and subjects outside it. Truncate text "
         f"to {config.longest_sequence} tokens."
+    )
+
+
+def _causal_limit(config: RunConfig, facts: TrainingFacts) -> str:
+    """Return what weights of a causal stage, or a mean with such weights, cannot do; empty for others."""
+    averaged = [step for name in facts.averaged if (step := step_of(name)) is not None]
+    steps = averaged or [step for step in (facts.step,) if step is not None]
+    causal = [step for step in steps if config.stage_of(step).is_causal]
+    if not causal:
+        return ""
+    listed = f"step{'s' if len(causal) > 1 else ''} {', '.join(f'{step:,}' for step in causal)}"
+    if len(causal) < len(steps):
+        return (
+            f"These weights are a mean over checkpoints of a causal stage ({listed}), which predict the next token, "
+            "and of a stage with masks. Such a mean may do neither well. "
+        )
+    return (
+        f"These weights are of a causal stage ({listed}): they predict the next token, and fill masks only after "
+        "training with masks. "
     )
 
 

@@ -43,7 +43,7 @@ from trainer.loop.run import Extensions, Run, RunData
 from trainer.loop.start import Start, check_start, find_start, first_state, open_tracker, rate_jump
 from trainer.loop.warmup import stages_after, try_own_objectives, warmup_step
 from trainer.metrics.health import Health, NonFiniteSteps
-from trainer.metrics.unigram import training_counts, training_entropy_nats
+from trainer.metrics.unigram import counts_of_first_stage, training_entropy_nats
 from trainer.model.numerics import with_compilation_decided, with_precision_decided
 from trainer.objectives.pretraining import PretrainingModel, num_parameters
 from trainer.preflight.checks import warnings
@@ -92,12 +92,12 @@ def set_up(
     notes: list[str] = []
     adopted: tuple[str, ...] = ()
     if start.checkpoint is None and config.init_from is not None:
-        from trainer.checkpoint.initial_weights import Wanted, load_initial_weights
+        from trainer.checkpoint.initial_weights import load_initial_weights, wanted_of
 
         find_folder = partial(extensions.pull_model, config.init_from, config.tracking.uri)
-        wanted = Wanted(
-            data.tokenizer_fingerprint, partial(open_tokenizer, config.data.tokenizer, shard_sets[0]), config.adopt
-        )
+        open_own = partial(open_tokenizer, config.data.tokenizer, shard_sets[0])
+        count = partial(counts_of_first_stage, config, shard_sets)
+        wanted = wanted_of(config, data.tokenizer_fingerprint, open_own, count)
         notes, lineage, adopted = load_initial_weights(model, config.init_from, find_folder, ranks, wanted)
     if ranks.is_first:  # after the checks: a rejected run leaves the directory unchanged
         keep_tokenizer(config, shard_sets[0])
@@ -194,8 +194,7 @@ def build_model(config: RunConfig, shard_sets: list[ShardSet]) -> PretrainingMod
     model = PretrainingModel(config.model, config.all_objectives, config.training.activation_checkpointing)
     model.initialize(config.training.seed)
     if config.model.output_bias == "frequencies":
-        first = config.stages[0]
-        model.set_output_bias(torch.from_numpy(training_counts(first.data, first.select(shard_sets))))
+        model.set_output_bias(torch.from_numpy(counts_of_first_stage(config, shard_sets)))
     return model
 
 

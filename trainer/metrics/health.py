@@ -232,7 +232,7 @@ class Health:
             since = step - tokens.first_step + 1
             name = tokens.objective.metric
             warnings += self._once(
-                "plateau", plateau_warning(since, tokens.median, self._entropy, self._settings, name)
+                f"plateau of {name}", plateau_warning(since, tokens.median, self._entropy, self._settings, name)
             )
         for recent in self._of_objectives:
             warnings += self._once(f"objective {recent.objective.metric}", recent.warning(step, samples.stage))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainer.config.data_settings import DataSettings
+from trainer.config.run_config import RunConfig
 from trainer.data.components import data_set_weights
 from trainer.data.shard_set import ShardSet
 
@@ -36,6 +37,12 @@ def training_counts(data: DataSettings, shard_sets: Sequence[ShardSet]) -> np.nd
     """
     counts = [shard_set.token_counts("train") for shard_set in shard_sets]
     return mixed_counts(counts, data_set_weights(data, shard_sets))
+
+
+def counts_of_first_stage(config: RunConfig, shard_sets: Sequence[ShardSet]) -> np.ndarray:
+    """Return what `training_counts` says of the data of a run's first stage."""
+    first = config.stages[0]
+    return training_counts(first.data, first.select(shard_sets))
 
 
 def mixed_counts(counts: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:

@@ -53,30 +53,27 @@ def hugging_face_config(
 
 
 def to_hugging_face(
-    weights: Mapping[str, torch.Tensor], family: PublishedFamily, pad_token_id: int = PAD_TOKEN_ID
+    weights: Mapping[str, torch.Tensor],
+    config: ModelSettings,
+    family: PublishedFamily,
+    pad_token_id: int = PAD_TOKEN_ID,
 ) -> dict[str, torch.Tensor]:
-    """Rename `weights` (those of `PretrainingModel`) to transformers' names, and split what is several tensors there.
+    """Rename `weights` (those of a `PretrainingModel` of `config`) to transformers' names, and split what is several
+    tensors there.
 
     Works for anything of a parameter's shape, gradients too. A tied decoder has no entry of its own. Rows of the
     position table that no token uses are zeros.
     """
+    of_heads = [heads * config.head_size for heads in (config.num_attention_heads, *(config.key_value_heads,) * 2)]
     converted: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
         if name == _POSITIONS and (unused := family.first_position(pad_token_id)):
             tensor = torch.cat([tensor.new_zeros(unused, *tensor.shape[1:]), tensor])
         targets = family.tensor_names(name)
-        converted.update(zip(targets, tensor.split(_rows(tensor, len(targets))), strict=True))
+        is_qkv = name.rpartition(".")[0].endswith("attention.qkv")
+        heights = of_heads if is_qkv and len(targets) > 1 else [len(tensor) // len(targets)] * len(targets)
+        converted.update(zip(targets, tensor.split(heights), strict=True))
     return converted
-
-
-def _rows(tensor: torch.Tensor, number: int) -> list[int]:
-    """Return the rows of the matrices that a weight or bias is cut into: of equal height, but for queries, keys and
-    values of grouped attention, where queries are square and the others share the rest."""
-    height = len(tensor)
-    if number == 3 and tensor.dim() == 2 and height < 3 * tensor.shape[1]:
-        rest = height - tensor.shape[1]
-        return [tensor.shape[1], rest // 2, rest // 2]
-    return [height // number] * number
 
 
 def from_hugging_face(

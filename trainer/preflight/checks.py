@@ -14,6 +14,7 @@ from functools import partial
 
 from trainer.config.custom_code import check_code
 from trainer.config.run_config import check_output_dir
+from trainer.config.stages import OF_MASKING
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.shard_set import Split, has_valid_split
 from trainer.objectives.build import check_best_metric
@@ -140,6 +141,18 @@ def _try_maskings(run: PlannedRun) -> Iterable[Finding]:
     return ()
 
 
+def _look_at_unused_masks(run: PlannedRun) -> Iterable[Finding]:
+    """Warn of masking that is set for a run without masks; a stage of its own that sets it is refused."""
+    if not all(stage.is_causal for stage in run.config.stages):
+        return
+    data = run.config.data
+    for name in ("final_mlm_probability", *OF_MASKING):
+        value, default = getattr(data, name), type(data).model_fields[name].default
+        if value != default:
+            text = f"data.{name}={value} has no effect: every stage trains causal, whose rows are not masked. Remove it"
+            yield Finding("warn", "masking", text)
+
+
 def _on_hosts_that_have_it(run: PlannedRun) -> str | None:
     return "ignore this if the run starts on hosts that have it"
 
@@ -173,6 +186,7 @@ CHECKS = (
     Check("length", _check_length),
     Check("data", lambda run: check_data(run.config, run.shard_sets), look_at_data, needs_length=True),
     Check("masking", look=_try_maskings),
+    Check("masking", look=_look_at_unused_masks, warns=True),
     Check("minimal pairs", _read_minimal_pairs, _encode_minimal_pairs),
     Check("suite", _check_suite, of_first_rank=True),
     Check("memory", look=check_memory, warns=True, elsewhere=_on_gpus),

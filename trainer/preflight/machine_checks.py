@@ -38,6 +38,7 @@ from trainer.distributed.rank_environment import (
     raise_descriptor_limit,
 )
 from trainer.engine.engine import check_precision
+from trainer.metrics.unigram import counts_of_first_stage
 from trainer.model.numerics import fast_precision, missing_for_compilation
 from trainer.preflight.deepspeed_sections import check_values
 from trainer.preflight.finding import Finding, Level
@@ -327,9 +328,14 @@ def check_initial_weights(run: PlannedRun) -> Iterator[Finding]:
         fingerprint = read_manifest(config.data_sets[0]).tokenizer.fingerprint
     except UserError:  # the check of the data reports it
         fingerprint = None
-    from trainer.checkpoint.initial_weights import Wanted, look_at_initial_weights
+    from trainer.checkpoint.initial_weights import look_at_initial_weights, wanted_of
 
-    wanted = Wanted(fingerprint, lambda: open_tokenizer(config.data.tokenizer, run.shard_sets[0]), config.adopt)
+    wanted = wanted_of(
+        config,
+        fingerprint,
+        lambda: open_tokenizer(config.data.tokenizer, run.shard_sets[0]),
+        lambda: counts_of_first_stage(config, run.shard_sets),
+    )
     find_folder = partial(run.outside.look_at_model, config.init_from, config.tracking.uri)
     for line in look_at_initial_weights(config.model, config.init_from, find_folder, wanted):
         yield Finding("ok", "init_from", line)

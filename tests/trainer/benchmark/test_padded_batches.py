@@ -73,7 +73,7 @@ def test_both_forms_give_the_same_losses(shard_set: ShardSet, mode: str) -> None
     model = PretrainingModel(config, objectives_of("next_sentence")).eval()
     model.initialize(0)
     reference = BertForPreTraining(BertConfig(**hugging_face_config(config, True))).eval()
-    reference.load_state_dict(to_hugging_face(model.state_dict(), Bert()), strict=False)
+    reference.load_state_dict(to_hugging_face(model.state_dict(), config, Bert()), strict=False)
     reference.tie_weights()
     for batch in batches(shard_set, mode, 2):
         with torch.no_grad():

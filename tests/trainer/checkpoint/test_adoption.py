@@ -20,8 +20,15 @@ from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS, write_decoder
 from tests.support.preparations import trained
 from trainer import load_config
-from trainer.checkpoint.adoption import WORDS, Adoption, layer_map, tile_map, token_map
-from trainer.checkpoint.initial_weights import InitialWeights, Wanted, load_initial_weights, look_at_initial_weights
+from trainer.checkpoint.adoption import FOLLOWS_COUNTS, WORDS, Adoption, layer_map, tile_map, token_map
+from trainer.checkpoint.initial_weights import (
+    SHUT,
+    InitialWeights,
+    Wanted,
+    load_initial_weights,
+    look_at_initial_weights,
+    wanted_of,
+)
 from trainer.checkpoint.writer import ALONE
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import objectives_of
@@ -65,7 +72,11 @@ def written(model: PretrainingModel, folder: Path) -> Path:
     """The model as a Hugging Face folder without a tokenizer."""
     family, pairs = family_in_transformers(model.config, False), len(model.objectives) > 1
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(to_hugging_face(weights_of(model), family), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        to_hugging_face(weights_of(model), model.config, family),
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     (folder / "config.json").write_text(json.dumps(hugging_face_config(model.config, pairs)))
     return folder
 
@@ -259,6 +270,33 @@ def test_more_rotary_positions_are_reported_and_need_no_weights(kind, tmp_path):
     assert load(model_of(SMALL[kind]), folder, "positions").adopted == ("positions: nothing differs",)
 
 
+def test_the_base_of_the_first_stage_is_the_one_that_weights_are_compared_with(tmp_path):
+    small = SMALL["modernbert"]
+    folder = written(model_of(small), tmp_path)
+    other = small.model_copy(update={"global_rope_theta": 10_000.0})
+
+    def wanted(base: float, *adopt: str, model: ModelSettings) -> Wanted:
+        settings = [f"training.stages=[{{steps: 1, global_rope_theta: {base}}}, {{steps: 1}}]", "init_from=x"]
+        settings += ["model.output_bias=zeros", "model.family=modernbert", f"adopt=[{','.join(adopt)}]"]
+        settings += [
+            "training.max_steps=null",
+            "data.sentence_pairs=none",
+            f"model.global_rope_theta={model.global_rope_theta}",
+        ]
+        return wanted_of(load_config("tiny_cpu", settings), None, lambda: None, lambda: None)
+
+    with pytest.raises(UserError, match=r"training.stages.0.global_rope_theta is 10000.0 and there 160000") as caught:
+        look_at_initial_weights(
+            SMALL["modernbert"], str(folder), lambda: folder, wanted(1e4, model=SMALL["modernbert"])
+        )
+    assert "adopt=[rope]" in str(caught.value)
+    ours = model_of(SMALL["modernbert"])
+    given = wanted(1e4, "rope", model=SMALL["modernbert"])
+    found = load_initial_weights(ours, str(folder), lambda: pull(folder), ALONE, given)
+    assert found.adopted == ("rope: training.stages.0.global_rope_theta from 160,000 to 10,000",)
+    look_at_initial_weights(other, str(folder), lambda: folder, wanted(160_000, model=other))  # as it was trained
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -413,6 +451,61 @@ def test_rows_of_new_tokens_are_the_mean_of_the_old_tokens_of_their_text(tokeniz
                 assert torch.equal(new[number], fresh[number])
 
 
+def test_the_bias_of_every_token_follows_how_often_it_occurs(tokenizers, tmp_path):
+    """Against loops: what a new token takes from the old ones of its text, and the mean level of random rows."""
+    before, after = tokenizers["wordpiece"], tokenizers["sentencepiece"]
+    theirs = model_of(SMALL["bert"].model_copy(update={"vocab_size": before.vocab_size}))
+    folder = written(theirs, tmp_path)
+    shutil.copytree(before.folder, folder, dirs_exist_ok=True)
+    tokens, counts = token_map(before, after), np.random.default_rng(0).integers(0, 90, after.vocab_size)
+    counts[::7] = 0
+    config = SMALL["bert"].model_copy(update={"vocab_size": after.vocab_size, "pad_vocab_size_to_multiple_of": 64})
+    wanted = Wanted(after.fingerprint, lambda: after, ("tokenizer",), lambda: counts)
+    ours, asked = model_of(config, seed=5), []
+    looked = look_at_initial_weights(
+        config, str(folder), lambda: folder, wanted._replace(token_counts=lambda: asked.append(1))
+    )
+    found = load_initial_weights(ours, str(folder), lambda: pull(folder), ALONE, wanted)
+    assert found.adopted == (f"tokenizer: {tokens.describe()}; {FOLLOWS_COUNTS}",) and not asked
+    assert f"adopts {found.adopted[0]}" in looked
+    pieces = [
+        (int(tokens.copied[number]),) if tokens.copied[number] >= 0 else tokens.averaged.get(number, ())
+        for number in range(after.vocab_size)
+    ]
+    old_counts = [sum(int(counts[n]) * ids.count(old) for n, ids in enumerate(pieces)) for old in range(420)]
+    old, new = weights_of(theirs)["mlm_head.bias"], weights_of(ours)["mlm_head.bias"]
+    levels = [old[each].item() - math.log(old_counts[each] + 0.5) for each in sorted({*sum(pieces, ())})]
+    moved = 0
+    for number, ids in enumerate(pieces):
+        level = [old[each].item() - math.log(old_counts[each] + 0.5) for each in ids] or levels
+        expected = sum(level) / len(level) + math.log(counts[number] + 0.5)
+        assert math.isclose(new[number].item(), expected, rel_tol=1e-5, abs_tol=1e-5), (number, ids)
+        if len(ids) == 1 and tokens.copied[number] >= 0 and old_counts[ids[0]] == counts[number]:
+            assert torch.equal(new[number], old[ids[0]]), "what occurs as often as before is copied bit by bit"
+        moved += bool(ids) and old_counts[ids[0]] != counts[number]
+    assert moved and (new[after.vocab_size :] == SHUT).all()
+    twice = model_of(config, seed=5)
+    load_initial_weights(twice, str(folder), lambda: pull(folder), ALONE, wanted)
+    assert all(torch.equal(weight, weights_of(ours)[name]) for name, weight in weights_of(twice).items())
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_rows_of_no_token_are_named_where_no_bias_shuts_them(tokenizers, same, tmp_path):
+    before, after = tokenizers["byte level"], tokenizers["byte level" if same else "wordpiece"]
+    sizes: dict[str, Any] = SIZES | COMMON | {"vocab_size": before.vocab_size}
+    folder = written(model_of(ModelSettings(family="eurobert", **sizes)), tmp_path)
+    shutil.copytree(before.folder, folder, dirs_exist_ok=True)
+    sizes |= {"vocab_size": after.vocab_size, "pad_vocab_size_to_multiple_of": 512}
+    config = ModelSettings(family="eurobert", **sizes)
+    wanted = Wanted(after.fingerprint, lambda: after, ("tokenizer",), lambda: np.zeros(after.vocab_size))
+    said = f"rows {after.vocab_size} to 511 of the vocabulary are of no token and random, and stay in the softmax"
+    _, line = look_at_initial_weights(config, str(folder), lambda: folder, wanted)
+    found = load_initial_weights(model_of(config), str(folder), lambda: pull(folder), ALONE, wanted)
+    assert said in line and said in found.adopted[0] and FOLLOWS_COUNTS not in line
+    small = config.model_copy(update={"pad_vocab_size_to_multiple_of": 1})
+    assert "softmax" not in str(look_at_initial_weights(small, str(folder), lambda: folder, wanted))
+
+
 def test_rows_that_only_pad_there_are_dropped_with_the_same_tokenizer(tokenizers, tmp_path):
     tokenizer = tokenizers["wordpiece"]
     theirs = model_of(SMALL["bert"].model_copy(update={"vocab_size": 500}))
@@ -514,6 +607,9 @@ def test_the_tokenizer_of_a_decoder_needs_no_special_tokens_of_an_encoder(tokeni
     fresh = {name: each.clone() for name, each in weights_of(ours).items()}
     with pytest.raises(UserError, match="add tokenizer to adopt", check=coded("other-tokenizer")):
         load(ours, tmp_path, tokenizer=after)
+    wanted = Wanted(after.fingerprint, lambda: after, ("tokenizer",))
+    kind, _ = look_at_initial_weights(config, str(tmp_path), lambda: tmp_path, wanted)
+    assert kind.endswith("is a llama of an adoptable architecture, and its weights become those of a eurobert")
     (line,) = load(ours, tmp_path, "tokenizer", tokenizer=after).adopted
     assert "3 stay random, and 0 old tokens are dropped" in line
     the = after.bytes_of(range(after.vocab_size)).index(b" the")

@@ -17,6 +17,7 @@ from trainer.config.custom_code import versions_of
 from trainer.config.duration import Duration
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
 from trainer.config.masking_law import MaskingLaw
+from trainer.config.model_settings import ModelSettings
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BatchWarmup, StageSettings, TrainingSettings
 
@@ -168,6 +169,20 @@ def test_a_change_that_no_checkpoint_fits_is_not_offered(values):
     with pytest.raises(UsageError, check=coded("incompatible-change")) as raised:
         check_compatible(saved_with(CONFIG), changed(CONFIG, "model", **values), IDENTITY, 2, NUMERICS)
     assert "--allow-change" not in str(raised.value) and "another output_dir" in str(raised.value)
+
+
+def test_as_many_key_heads_as_query_heads_is_the_default_however_it_is_written():
+    euro = ModelSettings(family="eurobert", num_attention_heads=4, hidden_size=32, vocab_size=70)
+    runs = {
+        heads: CONFIG.model_copy(update={"model": euro.model_copy(update={"num_key_value_heads": heads})})
+        for heads in (None, 4, 2)
+    }
+    for before, after in ((None, 4), (4, None)):
+        assert check_compatible(saved_with(runs[before]), runs[after], IDENTITY, 2, NUMERICS) == []
+    for before, after in ((None, 2), (2, 4)):
+        with pytest.raises(UsageError, match="model.num_key_value_heads was") as caught:
+            check_compatible(saved_with(runs[before]), runs[after], IDENTITY, 2, NUMERICS)
+        assert "--allow-change" not in str(caught.value)
 
 
 def test_other_data_and_another_tokenizer_are_refused_but_another_place_is_not():

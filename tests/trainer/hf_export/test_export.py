@@ -308,6 +308,24 @@ def test_the_model_card_reports_sources_tokens_and_scores(exported):
     assert "- initial weights: those of s3://host/base; size: layers 0, 1, 1 of 2 become 0 to 2\n" in card
 
 
+@pytest.mark.parametrize(
+    ("averaged", "said"),
+    [
+        ((), "of a causal stage (step 10)"),
+        ((5, 10), "of a causal stage (steps 5, 10)"),
+        ((10, 15), "a mean over checkpoints of a causal stage (step 10), which predict the next token, and of"),
+        ((15, 20), None),
+    ],
+)
+def test_the_model_card_tells_what_weights_of_causal_checkpoints_cannot_do(exported, averaged, said):
+    stages = [{"steps": 10, "objectives": [{"name": "causal"}]}, {"steps": 10}]
+    training = {"duration": None, "max_steps": None, "stages": stages}
+    config = tiny_config(data={"sentence_pairs": "none"}, training=training)
+    facts = TrainingFacts(step=max(averaged, default=10), averaged={f"step-{step:08d}": 0.5 for step in averaged})
+    card = model_card("x", config, facts, Tokenizer.load(exported))
+    assert said in card if said else "causal stage" not in card
+
+
 def test_provenance_reports_what_was_checked(exported):
     provenance = json.loads((exported / "provenance.json").read_text())
     assert provenance["checkpoint"] == "step-00000010" and provenance["adopted"] == [*FACTS.adopted]

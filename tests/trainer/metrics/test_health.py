@@ -19,8 +19,8 @@ SIZES = ModelSettings(hidden_size=8, num_attention_heads=2, num_hidden_layers=1,
 OBJECTIVES = [*build_objectives(objectives_of("next_sentence"), SIZES).values()]
 
 
-def samples(step: int) -> SampleRange:
-    return SampleRange(stage=0, epoch=1, first=step * 16, stop=step * 16 + 16)
+def samples(step: int, stage: int = 0) -> SampleRange:
+    return SampleRange(stage=stage, epoch=1, first=step * 16, stop=step * 16 + 16)
 
 
 def falling_losses(num_steps: int) -> list[float]:
@@ -147,6 +147,17 @@ def test_next_tokens_have_the_same_yardstick():
     ]
     assert ["the CAUSAL loss 6.9000 is still at the unigram entropy" in each[0] for each in told if each] == [True]
     assert health.metrics["health/nats_below_unigram_entropy"] == pytest.approx(0.1)
+
+
+def test_each_objective_of_tokens_is_reported_once():
+    both = (*objectives_of("none"), ObjectiveSettings(name="causal"))
+    health = Health(HealthSettings(plateau_steps=100), 7.0, [*build_objectives(both, SIZES).values()])
+    told = {}
+    for step in range(1, 500):
+        name, stage = ("causal", 0) if step <= 200 else ("mlm", 1)
+        for warning in health.observe(step, samples(step, stage), {"train/loss": 6.9, f"train/{name}_loss": 6.9}):
+            told[step] = warning.split(" is ")[0]
+    assert told == {100: "the CAUSAL loss 6.9000", 300: "the MLM loss 6.9000"}
 
 
 def test_a_loss_that_has_left_the_entropy_is_not_reported():

@@ -75,7 +75,7 @@ def test_rms_norms_start_at_one(tiny_config):
 def test_modernbert_starts_with_the_deviations_that_transformers_gives_it():
     sizes = {"vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = ModelSettings(family="modernbert", intermediate_size=96, max_position_embeddings=32, **sizes)
-    ours = to_hugging_face(initialized(config, next_sentence=False), ModernBert())
+    ours = to_hugging_face(initialized(config, next_sentence=False), config, ModernBert())
     values = hugging_face_config(config, next_sentence=False)
     torch.manual_seed(3)
     theirs = AutoModelForMaskedLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values)).state_dict()

@@ -99,7 +99,7 @@ def test_a_run_from_a_llama_folder_has_its_loss_and_its_gradients(
     expected.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
     gradients = {name: each.grad for name, each in model.named_parameters()}
-    found = to_hugging_face(gradients, EuroBert())
+    found = to_hugging_face(gradients, model.config, EuroBert())
     wanted = {name: each.grad for name, each in theirs.named_parameters()}
     assert found.keys() == wanted.keys()
     for name, gradient in wanted.items():

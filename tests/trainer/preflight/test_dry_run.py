@@ -9,6 +9,7 @@ from data_prep import open_dataset
 from data_prep.base.errors import UsageError, UserError
 from tests.support.doctor import planned
 from tests.support.error_codes import coded
+from tests.support.toy_run import preset_config
 from trainer import load_config
 from trainer.checkpoint.format import CheckpointFolder, DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.config.objective_settings import MASKED_LM_ALONE
@@ -18,6 +19,7 @@ from trainer.metrics.throughput import flops_per_position
 from trainer.model.hugging_face import hugging_face_config
 from trainer.model.sizes import flops_per_token
 from trainer.objectives.pretraining import num_parameters
+from trainer.preflight.checks import CHECKS, _look_at_unused_masks
 from trainer.preflight.data_checks import tokens_by_data_set
 from trainer.preflight.dry_run import (
     activation_lines,
@@ -232,6 +234,20 @@ def test_the_cost_of_a_teacher_is_told_and_one_that_does_not_fit_is_refused(smal
     assert told[3] == "", "no line of the stage without it"
     whole_memory, divided = (run.memory_in_stage(taught, stage)["teacher"] for stage in (0, 3))
     assert whole_memory == divided > 2 * number and run.memory_in_stage(alone)["teacher"] == 0
+
+
+def test_a_run_of_next_tokens_alone_is_told_of_masking_that_has_no_effect():
+    def told(*settings: str) -> list[str]:
+        shared = ("data.sentence_pairs=none", "model.output_bias=zeros")
+        config = preset_config(*shared, *settings)
+        return [each.text for each in _look_at_unused_masks(planned(config))]
+
+    causal, rate, last = "objectives=[{name: causal}]", "data.mlm_probability=0.4", "data.final_mlm_probability=null"
+    assert told(causal, "data.mlm_probability=0.15", last) == []
+    (line,) = told(causal, rate, last)
+    assert line.startswith("data.mlm_probability=0.4 has no effect: every stage trains causal")
+    assert told(rate, last) == []
+    assert any(each.look is _look_at_unused_masks and each.warns for each in CHECKS)
 
 
 def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):

@@ -108,7 +108,7 @@ def reference_model(config: ModelSettings, model: PretrainingModel) -> torch.nn.
     values = hugging_face_config(config, "sentence_pairs" in model.objectives, special_tokens)
     model_class = getattr(transformers, values["architectures"][0])
     reference = model_class(model_class.config_class(**values))
-    weights = to_hugging_face(model.state_dict(), family_of(config), special_tokens.pad)
+    weights = to_hugging_face(model.state_dict(), config, family_of(config), special_tokens.pad)
     missing, unexpected = reference.load_state_dict(weights, strict=False)
     assert set(missing) == set(reference.all_tied_weights_keys) and not unexpected
     reference.tie_weights()
@@ -210,7 +210,7 @@ def test_logits_losses_and_every_gradient_agree(both):
     assert_near(predictions.mlm_logits[: batch.num_masked], mlm_logits[inputs["labels"] != -100], "MLM logits")
     assert_near(loss, theirs.loss, "loss")
     ours = {name: parameter.grad for name, parameter in model.named_parameters()}
-    gradients = to_hugging_face(ours, family, tokens_of(family).pad)
+    gradients = to_hugging_face(ours, model.config, family, tokens_of(family).pad)
     named = reference.named_parameters(remove_duplicate=False)
     expected = {name: parameter.grad for name, parameter in named if name not in reference.all_tied_weights_keys}
     assert gradients.keys() == expected.keys()
@@ -272,7 +272,7 @@ def test_weights_survive_the_way_there_and_back(make_model, variant):
     config = ModelSettings(**SIZES, **VARIANTS[variant])
     family = family_of(config)
     weights = make_model(config, family.pairs_class is not None).state_dict()
-    converted = to_hugging_face(weights, family)
+    converted = to_hugging_face(weights, config, family)
     # In BERT and RoBERTa a QKV matrix and its bias are three each; in EuroBERT it has no bias, and values and gates
     # are two.
     more = {"modernbert": 0, "eurobert": 3}.get(family.name, 4)
@@ -282,9 +282,21 @@ def test_weights_survive_the_way_there_and_back(make_model, variant):
     assert all(torch.equal(restored[name], weights[name]) for name in weights)
 
 
+def test_queries_keys_and_values_are_as_high_as_the_heads_say():
+    """A bias too, and a square matrix of all three."""
+    config = ModelSettings(family="eurobert", num_key_value_heads=1, **SIZES)
+    wide, name = config.num_attention_heads * config.head_size, "encoder.layers.0.attention.qkv"
+    rows = wide + 2 * config.head_size
+    weights = {f"{name}.bias": torch.arange(rows), f"{name}.weight": torch.arange(rows * rows).view(rows, rows)}
+    converted = to_hugging_face(weights, config, family_of(config))
+    assert [len(each) for each in converted.values()] == [wide, config.head_size, config.head_size] * 2
+    restored, _ = from_hugging_face(converted, weights, family_of(config))
+    assert all(torch.equal(restored[each], weights[each]) for each in weights)
+
+
 def test_missing_weights_of_another_architecture_are_named(tiny_config, make_model):
     weights = make_model(tiny_config).state_dict()
-    converted = to_hugging_face(weights, Bert())
+    converted = to_hugging_face(weights, tiny_config, Bert())
     del converted["bert.encoder.layer.1.attention.self.key.weight"]
     restored, lacking = from_hugging_face(converted, weights, Bert())
     assert list(lacking.values()) == [["bert.encoder.layer.1.attention.self.key.weight"]]
