@@ -1,7 +1,8 @@
 """Registration of an exported folder as a version in the MLflow model registry.
 
-A version is one MLflow model: the files that `mlflow.transformers.load_model` reads (a pipeline; for a pretrained
-encoder that of fill-mask, which has neither pooler nor next-sentence head), and the whole exported folder under `hf/`.
+A version is one MLflow model: the whole exported folder under `hf/`, and the files by which
+`mlflow.transformers.load_model` makes a pipeline of it (for a pretrained encoder that of fill-mask, which has neither
+pooler nor next-sentence head). The weights are there once: MLflow's description names `hf/` as their place.
 A version is created after all files are uploaded, and an alias moves after the version was read back. So an alias never
 points to an incomplete upload.
 """
@@ -29,11 +30,12 @@ from trainer.inference.pulled_model import (
     DIGEST_TAG,
     EXPORT_FOLDER,
     TAG_PREFIX,
-    download,
+    check_download,
     find_model,
     hugging_face_folder,
 )
 from trainer.model.model_folder import check_registrable, folder_digest, read_card, read_provenance
+from trainer.model.pretrained import is_used_as_written
 from trainer.model.quiet_transformers import quiet_transformers
 from trainer.registry.served_model import ServedModel, load_served
 from trainer.tracking.experiments import find_or_create_experiment
@@ -217,7 +219,10 @@ def _removed_if_it_fails(client: MlflowClient, model: LoggedModel, name: str, ur
 
 
 def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -> None:
-    """Write the MLflow model and `hf/` into a temporary folder, and upload it to the logged model."""
+    """Write the MLflow model and `hf/` into a temporary folder, and upload it to the logged model.
+
+    MLflow's own copy of the weights stays only if it would load the folder with other settings than this project does.
+    """
     import mlflow.transformers
     from mlflow.models import Model
 
@@ -233,7 +238,6 @@ def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -
         )
         if served.pipeline_task is None:
             path.mkdir()
-            description.save(str(path / "MLmodel"))
         else:
             mlflow.transformers.save_model(
                 served.pipeline(),
@@ -245,8 +249,13 @@ def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -
                 input_example=served.example,
                 model_config=served.model_config,
             )
+            if is_used_as_written(folder):
+                shutil.rmtree(path / description.flavors["transformers"]["model_binary"])
+                description.flavors["transformers"]["model_binary"] = EXPORT_FOLDER
             _answer_by_rows(description, path)
         shutil.copytree(folder, path / EXPORT_FOLDER)
+        description.model_size_bytes = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+        description.save(str(path / "MLmodel"))
         client.log_model_artifacts(model.model_id, str(path))
 
 
@@ -255,7 +264,6 @@ def _answer_by_rows(description: Model, path: Path) -> None:
     (path / "code").mkdir()
     shutil.copyfile(Path(__file__).with_name("served_rows.py"), path / "code" / f"{ROWS_MODULE}.py")
     description.flavors["python_function"] |= {"loader_module": ROWS_MODULE, "code": "code"}
-    description.save(str(path / "MLmodel"))
 
 
 def _signature(served: ServedModel) -> ModelSignature | None:
@@ -322,16 +330,19 @@ def _is_of_checkpoint(tags: Mapping[str, str]) -> Callable[[ModelVersion], bool]
 def _read_back(client: MlflowClient, name: str, version: str, folder: Path, uri: str, is_new: bool) -> None:
     """Load the version as a folder and through MLflow, and run its example; remove a new version that fails."""
     import mlflow.transformers
+    from mlflow.artifacts import download_artifacts
 
     model_uri = f"models:/{name}/{version}"
     try:
         with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
             artifact_uri, digest = find_model(client, model_uri)
-            served = load_served(download(artifact_uri, digest, model_uri, uri, Path(temporary) / "hf"))
+            model = Path(download_artifacts(artifact_uri=artifact_uri, dst_path=temporary, tracking_uri=uri))
+            check_download(model / EXPORT_FOLDER, digest, model_uri)
+            served = load_served(model / EXPORT_FOLDER)
             if served.pipeline_task is not None:
                 served.pipeline()(served.example)
                 with quiet_transformers():
-                    mlflow.transformers.load_model(model_uri, dst_path=temporary)(served.example)
+                    mlflow.transformers.load_model(str(model))(served.example)
     except Exception as error:
         if is_new:
             client.delete_model_version(name, version)
