@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel, Run
     from mlflow.entities.model_registry import ModelVersion
-    from mlflow.models import Model, ModelSignature
+    from mlflow.models import ModelSignature
 
 MAX_TAG_LENGTH = 5000
 DIGESTS_A_TAG = MAX_TAG_LENGTH // 65  # digests of 64 digits and a comma
@@ -55,6 +55,8 @@ WEIGHTS_TAG = TAG_PREFIX + "model_safetensors_sha256"
 RUN_TAG, STEP_TAG = TAG_PREFIX + "mlflow_run_id", TAG_PREFIX + "step"
 CHECKPOINT_TAGS = (WEIGHTS_TAG, RUN_TAG, STEP_TAG)
 DEFAULT_EXPERIMENT = "clozeworks"
+OWN_FOLDER = "model"
+"""Folder in which MLflow saves the model of a pipeline."""
 ROWS_MODULE = "clozeworks_served_rows"
 """Module name of the copy of `served_rows.py` in a model, which must differ from the modules of other models."""
 REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors")
@@ -223,58 +225,70 @@ def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -
 
     MLflow's own copy of the weights stays only if it would load the folder with other settings than this project does.
     """
+    import mlflow.pyfunc
     import mlflow.transformers
     from mlflow.models import Model
 
-    served = load_served(folder)
+    served, is_once = load_served(folder), is_used_as_written(folder)
     served.model.name_or_path = name  # MLflow records it, and a temporary path has no meaning
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary, quiet_transformers():
-        path = Path(temporary) / "model"
+        path, code = Path(temporary) / "model", Path(temporary) / f"{ROWS_MODULE}.py"
+        shutil.copyfile(Path(__file__).with_name("served_rows.py"), code)
         description = Model(
             artifact_path=model.artifact_location,
             run_id=model.source_run_id,
             model_uuid=model.model_id,
             model_id=model.model_id,
         )
+        place = {"folder": EXPORT_FOLDER if is_once else OWN_FOLDER} if served.function is not None else {}
+        options: dict[str, Any] = {
+            "mlflow_model": description,
+            "pip_requirements": [f"{library}=={_public_version(library)}" for library in REQUIREMENTS],
+            "signature": _signature(served),
+            "input_example": served.example,
+            "model_config": served.model_config | place,
+        }
         if served.pipeline_task is None:
-            path.mkdir()
+            mlflow.pyfunc.save_model(str(path), loader_module=ROWS_MODULE, code_paths=[str(code)], **options)
         else:
-            mlflow.transformers.save_model(
-                served.pipeline(),
-                str(path),
-                task=served.pipeline_task,
-                mlflow_model=description,
-                pip_requirements=[f"{library}=={_public_version(library)}" for library in REQUIREMENTS],
-                signature=_signature(served),
-                input_example=served.example,
-                model_config=served.model_config,
-            )
-            if is_used_as_written(folder):
-                shutil.rmtree(path / description.flavors["transformers"]["model_binary"])
-                description.flavors["transformers"]["model_binary"] = EXPORT_FOLDER
-            _answer_by_rows(description, path)
+            mlflow.transformers.save_model(served.pipeline(), str(path), task=served.pipeline_task, **options)
+            description.flavors["transformers"]["model_binary"] = EXPORT_FOLDER if is_once else OWN_FOLDER
+            description.flavors["python_function"] |= {"loader_module": ROWS_MODULE, "code": "code"}
+            (path / "code").mkdir()
+            shutil.copyfile(code, path / "code" / code.name)
+        if is_once:
+            shutil.rmtree(path / OWN_FOLDER, ignore_errors=True)
+        elif served.function is not None:
+            served.model.save_pretrained(path / OWN_FOLDER)
+            served.tokenizer.save_pretrained(path / OWN_FOLDER)
         shutil.copytree(folder, path / EXPORT_FOLDER)
         description.model_size_bytes = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
         description.save(str(path / "MLmodel"))
         client.log_model_artifacts(model.model_id, str(path))
 
 
-def _answer_by_rows(description: Model, path: Path) -> None:
-    """Make MLflow's function of a model folder that of `served_rows.py`, of which the folder gets a copy."""
-    (path / "code").mkdir()
-    shutil.copyfile(Path(__file__).with_name("served_rows.py"), path / "code" / f"{ROWS_MODULE}.py")
-    description.flavors["python_function"] |= {"loader_module": ROWS_MODULE, "code": "code"}
-
-
 def _signature(served: ServedModel) -> ModelSignature | None:
-    """Return the signature of a model of pairs: from an example MLflow would infer one text and drop the second."""
-    if isinstance(served.example, str):
-        return None
+    """Return the signature of a model; None for one of a text that MLflow infers from the example."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
+    from mlflow.types.schema import Array, Object, Property
 
-    taken = Schema([ColSpec("string", name) for name in served.example])
-    return ModelSignature(taken, Schema([ColSpec("string", "label"), ColSpec("double", "score")]))
+    if served.function is None and isinstance(served.example, str):
+        return None
+    if isinstance(served.example, str):
+        taken = Schema([ColSpec("string")])
+    else:  # from an example MLflow would infer one text and drop the second
+        taken = Schema([ColSpec("string", name) for name in served.example])
+    score = Property("score", "double", required=False)
+    place = [Property(name, "long", required=False) for name in ("start", "end")]
+    word = Object([Property("word", "string"), *place, Property("tag", "string", required=False), score])
+    given = {
+        "regression": [ColSpec("double")],
+        "token_classification": [ColSpec(Array(word))],
+        "question_answering": [ColSpec(Object([Property("answer", "string"), *place, score]))],
+        None: [ColSpec("string", "label"), ColSpec("double", "score")],
+    }
+    return ModelSignature(taken, Schema(given[served.function]))
 
 
 def _public_version(library: str) -> str:
@@ -331,6 +345,9 @@ def _read_back(client: MlflowClient, name: str, version: str, folder: Path, uri:
     """Load the version as a folder and through MLflow, and run its example; remove a new version that fails."""
     import mlflow.transformers
     from mlflow.artifacts import download_artifacts
+    from mlflow.models import Model
+
+    from trainer.registry import served_rows
 
     model_uri = f"models:/{name}/{version}"
     try:
@@ -339,10 +356,13 @@ def _read_back(client: MlflowClient, name: str, version: str, folder: Path, uri:
             model = Path(download_artifacts(artifact_uri=artifact_uri, dst_path=temporary, tracking_uri=uri))
             check_download(model / EXPORT_FOLDER, digest, model_uri)
             served = load_served(model / EXPORT_FOLDER)
-            if served.pipeline_task is not None:
-                served.pipeline()(served.example)
-                with quiet_transformers():
+            with quiet_transformers():
+                if served.pipeline_task is not None:
+                    served.pipeline()(served.example)
                     mlflow.transformers.load_model(str(model))(served.example)
+                settings = Model.load(str(model)).flavors.get("python_function", {}).get("config") or {}
+                if "folder" in settings:  # not in versions of earlier releases
+                    served_rows._load_pyfunc(str(model), settings).predict([served.example])  # no code from there
     except Exception as error:
         if is_new:
             client.delete_model_version(name, version)

@@ -31,12 +31,19 @@ def test_a_long_text_is_cut_and_counted(preprocessor: Preprocessor) -> None:
     assert encoded.rows[0]["input_ids"][-1] == preprocessor.tokenizer.sep_token_id
 
 
-def test_a_word_has_its_tag_at_its_first_token_and_reads_as_running_text(preprocessor: Preprocessor) -> None:
-    task = TokenTask(("B-X", "O"))
+@pytest.mark.parametrize(
+    ("names", "tag", "continued"),
+    [(("B-X", "I-X", "O"), "B-X", "I-X"), (("B-X", "O"), "B-X", "B-X"), (("NOUN", "O"), "NOUN", "NOUN")],
+)
+def test_a_words_tokens_begin_and_continue_its_tag_and_read_as_running_text(
+    preprocessor: Preprocessor, names: tuple[str, ...], tag: str, continued: str
+) -> None:
+    task = TokenTask(names)
     words = ["the", "cat.", "sat"]  # the full stop is a token of its own, within the second word
-    (row,) = task.encode(Examples([words], None, [["O", "B-X", "O"]]), preprocessor).rows
+    (row,) = task.encode(Examples([words], None, [["O", tag, "O"]]), preprocessor).rows
     assert row["input_ids"] == preprocessor.tokenizer("the cat. sat")["input_ids"]
-    assert row["labels"] == [IGNORED, 1, 0, IGNORED, 1, IGNORED]
+    outside, begins, continues = (names.index(each) for each in ("O", tag, continued))
+    assert row["labels"] == [IGNORED, outside, begins, continues, outside, IGNORED]
 
 
 def test_truncated_words_get_the_tag_outside(preprocessor: Preprocessor) -> None:
