@@ -34,7 +34,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     task = parser.add_argument_group("model and task")
     add_model(task)
     task.add_argument("--task", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
-    data = parser.add_argument_group("labeled data: tsv, csv, jsonl or parquet")
+    data = parser.add_argument_group("labeled data: tsv, csv, jsonl, parquet, json of SQuAD, or conll")
     data.add_argument("--train", required=True, type=Path, metavar="FILE", help="training examples")
     data.add_argument("--valid", type=Path, metavar="FILE", help="examples that select learning rate and epoch")
     data.add_argument("--test", type=Path, metavar="FILE", help="examples on which the reported scores are computed")
@@ -49,6 +49,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--label-column", required=True, metavar="NAME", help="column of the class; number; tags; answer (as in SQuAD)"
     )
     add_no_quoting(data)
+    data.add_argument(
+        "--on-bad-row",
+        choices=("refuse", "skip"),
+        default="refuse",
+        help="refuse a file with empty or invalid cells, or skip and count these rows (default refuse)",
+    )
     data.add_argument(
         "--max-length", type=int, metavar="N", help="maximum sequence length (default: that of the model)"
     )
