@@ -233,7 +233,7 @@ def test_wrong_arguments_are_reported_before_torch_is_loaded(labeled: Path) -> N
         "--task pair_classification": "[missing-pair-column]",
         "--task classification --pair-column other": "[unexpected-pair-column]",
         "--task classification --metric bleu": "[unknown-metric]",
-        "--task classification --train animals.txt": "[unsupported-file-type]",
+        "--task classification --train animals.xlsx": "[unsupported-file-type]",
         "--task classification --test none.tsv": "[missing-path]",
         "--task classification --model . --label-column klass": "'klass'; its columns: sentence, animal",
         "--task classification --model . --no-tracking --text-column text": "[unknown-column]",
@@ -315,7 +315,7 @@ def test_columns_of_the_input_named_as_those_of_the_predictions_are_kept_under_a
             predict.check_result_columns(model, table, predict.parse_arguments([*given, *more]))
     arguments = predict.parse_arguments([*given, "--result-suffix", "_2"])
     predict.check_result_columns(model, table, arguments)
-    found, _ = predict.add_predictions(model, Examples(["a"], None, None), table, arguments)
+    found, _, _ = predict.add_predictions(model, Examples(["a"], None, None), table, arguments)
     assert found.iloc[0].to_dict() == {
         **{"text": "a", "predicted": "old", "probability_x": "1"},
         **{"predicted_2": "x", "probability_2": 0.75, "probability_x_2": 0.75, "probability_y_2": 0.25},

@@ -66,7 +66,6 @@ def _trims(step: Any) -> bool:
 
 
 def _steps(step: Any) -> list[Any]:
-    """Return the steps of a sequence, or the step alone; none for None."""
-    if step is None:
-        return []
-    return list(step) if isinstance(step, pre_tokenizers.Sequence | processors.Sequence) else [step]
+    """Return the steps of a sequence, or the step alone, which may be None."""
+    is_sequence = isinstance(step, pre_tokenizers.Sequence | processors.Sequence)
+    return list(step) if is_sequence else [step]
