@@ -24,7 +24,10 @@ from launch.options import add_dry_run, add_model, add_no_quoting, add_tracking_
 if TYPE_CHECKING:
     from trainer.finetuning.finetune_settings import FinetuneSettings
 
-TASKS = ("classification", "pair_classification", "regression", "token_classification", "question_answering")
+TASKS = (
+    *("classification", "multilabel_classification", "pair_classification", "regression", "token_classification"),
+    "question_answering",
+)
 VARIANTS = ("scratch", "frozen", "full")
 
 
@@ -46,7 +49,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     data.add_argument("--pair-column", metavar="NAME", help="column of the second text of a pair; of the question")
     data.add_argument(
-        "--label-column", required=True, metavar="NAME", help="column of the class; number; tags; answer (as in SQuAD)"
+        "--label-column", required=True, metavar="NAME", help="column of the class; classes; number; tags; answer"
     )
     add_no_quoting(data)
     data.add_argument(

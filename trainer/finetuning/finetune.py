@@ -87,8 +87,8 @@ def finetune(
         quoting: whether quotation marks of tsv and csv enclose cells, or are plain characters.
         on_bad_row: what becomes of a row with an empty or invalid cell: it is refused, or skipped and counted.
         output: new directory for model, report, scores and curves.
-        task: one of `classification`, `pair_classification`, `regression`, `token_classification` and
-            `question_answering`.
+        task: one of `classification`, `multilabel_classification`, `pair_classification`, `regression`,
+            `token_classification` and `question_answering`.
         compare: variants to fit: `full` (encoder and head), `frozen` (the head alone), `scratch` (both from random
             weights).
         seeds: fits per variant; the first one tries every learning rate, the others take the best.

@@ -103,7 +103,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
             "model_safetensors_sha256": storage.sha256_of(output / "model.safetensors"),
         }
         _write_json(output / PROVENANCE_FILE, provenance)
-        names = make_task(facts.task, [str(name) for _, name in sorted(model.config.id2label.items())]).names
+        names = make_task(facts.task, [str(name) for _, name in sorted((model.config.id2label or {}).items())]).names
         (output / "README.md").write_text(_card(facts, names), encoding="utf-8")
     except OSError as error:
         raise UserError(
@@ -167,6 +167,8 @@ class FittedModel:
 def _task_of(config: PreTrainedConfig, folder: Path) -> str:
     architecture = str((config.architectures or ["a model without architectures"])[0])
     if architecture.endswith("ForSequenceClassification"):
+        if config.problem_type == "multi_label_classification":
+            return "multilabel_classification"
         one_number = config.problem_type == "regression" or config.num_labels == 1
         return "regression" if one_number else "classification"
     if architecture.endswith("ForTokenClassification"):
@@ -201,6 +203,7 @@ def _card(facts: FitFacts, names: Sequence[str]) -> str:
 
 _ANSWERS = {
     "classification": "A text has exactly one class",
+    "multilabel_classification": "A text has each class whose probability is at least 0.5, perhaps none",
     "pair_classification": "A pair of texts has exactly one class",
     "regression": "The answer is a number in the unit of the training labels; nothing keeps it within their range",
     "token_classification": (

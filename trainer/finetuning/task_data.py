@@ -15,6 +15,7 @@ from data_prep.base.terminal import counted
 from data_prep.storage import storage
 from trainer.finetuning.answer_task import AnswerTask
 from trainer.finetuning.examples import Columns, Examples, read_examples, swallowing_warning
+from trainer.finetuning.multilabel_task import MultilabelTask
 from trainer.finetuning.regression_task import RegressionTask
 from trainer.finetuning.tasks import ClassificationTask, EncodedExamples, ExamplePrediction, Task, TokenTask
 from trainer.inference.preprocessor import Preprocessor
@@ -107,6 +108,8 @@ def make_task(name: str, names: Sequence[str] = (), pair: bool = False) -> Task:
         return ClassificationTask(names, pair=name == "pair_classification")
     if name == "regression":
         return RegressionTask(pair)
+    if name == "multilabel_classification":
+        return MultilabelTask(names)
     return TokenTask(names) if name == "token_classification" else AnswerTask()
 
 
@@ -153,7 +156,7 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
             fix="give another --label-column",
             code="nothing-to-learn",
         )
-    if isinstance(task, ClassificationTask | TokenTask):
+    if isinstance(task, ClassificationTask | TokenTask | MultilabelTask):
         names = class_names(_flat(labels), files.train)
         for part in examples.keys() - {"train"}:
             _check_known(_flat(examples[part].labels or []), names, files.given[part])

@@ -1,7 +1,7 @@
 """Tasks: reading of cells, encoding of texts, decoding of outputs, scoring of predictions.
 
-Everything else (fits, comparison, prediction) uses only the methods of `Task`. `RegressionTask` and `AnswerTask` are in
-modules of their own.
+Everything else (fits, comparison, prediction) uses only the methods of `Task`. `RegressionTask`, `MultilabelTask`
+and `AnswerTask` are in modules of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from trainer.finetuning.scores import classification_scores, tagging_scores
 from trainer.finetuning.tables import is_missing
 from trainer.inference.preprocessor import IGNORED, Preprocessor, Row
 
-TaskName = Literal["classification", "pair_classification", "regression", "token_classification", "question_answering"]
+TaskName = Literal[
+    "classification",
+    "multilabel_classification",
+    "pair_classification",
+    "regression",
+    "token_classification",
+    "question_answering",
+]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 OUTSIDE = "O"
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0")
@@ -135,7 +142,7 @@ class SequenceTask(Task):
     auto_class = "AutoModelForSequenceClassification"
 
     @abstractmethod
-    def model_label(self, label: Any) -> float: ...
+    def model_label(self, label: Any) -> float | tuple[float, ...]: ...
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> EncodedExamples:
         rows, lengths = preprocessor.rows(examples.texts, examples.pairs)

@@ -282,7 +282,9 @@ def _signature(served: ServedModel) -> ModelSignature | None:
     score = Property("score", "double", required=False)
     place = [Property(name, "long", required=False) for name in ("start", "end")]
     word = Object([Property("word", "string"), *place, Property("tag", "string", required=False), score])
-    given = {
+    label = Object([Property("label", "string"), Property("score", "double")])
+    given: dict[str | None, list[Any]] = {
+        "multilabel_classification": [ColSpec(Array(label))],
         "regression": [ColSpec("double")],
         "token_classification": [ColSpec(Array(word))],
         "question_answering": [ColSpec(Object([Property("answer", "string"), *place, score]))],

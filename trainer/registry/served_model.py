@@ -93,6 +93,8 @@ def load_served(folder: Path) -> ServedModel:
 
 def _function(ending: str, config: Any) -> str | None:
     if ending == "ForSequenceClassification":
+        if config.problem_type == "multi_label_classification":
+            return "multilabel_classification"
         return "regression" if config.problem_type == "regression" or config.num_labels == 1 else None
     return "token_classification" if ending == "ForTokenClassification" else "question_answering"
 

@@ -136,6 +136,13 @@ class TaskFunction:
             *texts, return_token_type_ids=self.has_token_types, return_attention_mask=False, **options
         )
 
+    def logits(self, rows: Sequence[Sequence[str]]) -> list[Any]:
+        """Return the logits of each text or pair, of which the end of a longer one than the model takes is not read."""
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        encoded = self.encode(*columns, truncation="longest_first", max_length=self.max_length)
+        taken = [{name: encoded[name][number] for name in encoded} for number in range(len(rows))]
+        return [output["logits"] for output in self.outputs(taken)]
+
     def outputs(self, rows: Sequence[dict[str, list[int]]]) -> Iterator[Any]:
         """Yield for each row the outputs of the model by name, without padding, in float32."""
         pads = {"input_ids": self.tokenizer.pad_token_id or 0, "token_type_ids": 0, "attention_mask": 0}
@@ -163,10 +170,24 @@ class Numbers(TaskFunction):
     auto_class = "AutoModelForSequenceClassification"
 
     def answers(self, rows: Sequence[Sequence[str]]) -> list[float]:
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        encoded = self.encode(*columns, truncation="longest_first", max_length=self.max_length)
-        taken = [{name: encoded[name][number] for name in encoded} for number in range(len(rows))]
-        return [float(output["logits"][0]) for output in self.outputs(taken)]
+        return [float(logits[0]) for logits in self.logits(rows)]
+
+
+class Labels(TaskFunction):
+    """Multi-label classification: the classes of each text whose probability is at least a half."""
+
+    auto_class = "AutoModelForSequenceClassification"
+
+    def answers(self, rows: Sequence[Sequence[str]]) -> list[list[dict[str, Any]]]:
+        names = self.model.config.id2label
+        return [
+            [
+                {"label": str(names[number]), "score": float(score)}
+                for number, score in enumerate(1.0 / (1.0 + numpy.exp(-logits.astype(float))))
+                if score >= 0.5
+            ]
+            for logits in self.logits(rows)
+        ]
 
 
 class Words(TaskFunction):
@@ -261,6 +282,7 @@ class Answers(TaskFunction):
 
 FUNCTIONS: dict[Any, type[TaskFunction]] = {
     "regression": Numbers,
+    "multilabel_classification": Labels,
     "token_classification": Words,
     "question_answering": Answers,
 }

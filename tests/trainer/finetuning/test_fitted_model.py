@@ -226,3 +226,40 @@ def test_the_pipeline_of_transformers_finds_whole_names(kind: str, tokenizer_fol
         assert (found["entity_group"], text[found["start"] : found["end"]]) == ("PER", "Anna Smith"), strategy
     card = (result.folder / "README.md").read_text()
     assert "Labels: `B-PER`, `I-PER`, `O`, as in column `label`" in card and "not calibrated" in card
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("variant", ["full", "frozen"])
+def test_a_text_has_any_number_of_classes(variant: Any, tiny_hugging_face: Path, tmp_path: Path) -> None:
+    """The fit learns which of two classes a text has, both or none; what it predicts is what the served function answers."""
+    from trainer.finetuning.finetune import finetune
+    from trainer.registry import served_rows
+
+    texts = {"the cat sat": ["cat", "sat"], "a dog ran": []}
+    rows = [{"text": text, "label": label} for text, label in texts.items()] * 60
+    table = tmp_path / "train.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options: dict[str, Any] = {"seeds": 1, "learning_rates": (3e-3,), "epochs": 10, "batch_size": 16}
+    result = finetune(
+        *(tiny_hugging_face, table),
+        valid=table,
+        task="multilabel_classification",
+        output=tmp_path / "fitted",
+        compare=(variant,),
+        is_tracked=False,
+        **options,
+    )
+    fitted = FittedModel.load(result.folder)
+    assert (fitted.task.name, fitted.model.config.problem_type) == (
+        "multilabel_classification",
+        "multi_label_classification",
+    )
+    predictions, _ = fitted.predict(Examples([*texts], None, None))
+    settings = {"task": "multilabel_classification", "folder": "model", "max_length": 32}
+    answers = served_rows._load_pyfunc(str(tmp_path / "fitted"), settings).predict([*texts])
+    assert [[each["label"] for each in answer] for answer in answers] == [each.label for each in predictions]
+    if variant == "full":
+        assert [each.label for each in predictions] == [*texts.values()] and result.scores["full"][0] == 1.0
+    for prediction, answer in zip(predictions, answers, strict=True):
+        for each in answer:
+            assert each["score"] == pytest.approx(prediction.columns[f"probability_{each['label']}"], abs=1e-5)
