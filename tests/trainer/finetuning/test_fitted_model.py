@@ -231,7 +231,7 @@ def test_the_pipeline_of_transformers_finds_whole_names(kind: str, tokenizer_fol
 @pytest.mark.long
 @pytest.mark.parametrize("variant", ["full", "frozen"])
 def test_a_text_has_any_number_of_classes(variant: Any, tiny_hugging_face: Path, tmp_path: Path) -> None:
-    """The fit learns which of two classes a text has, both or none; what it predicts is what the served function answers."""
+    """The fit learns whether a text has both classes or none; the served function answers what it predicts."""
     from trainer.finetuning.finetune import finetune
     from trainer.registry import served_rows
 

@@ -14,6 +14,7 @@ from data_prep.tokenizer.hugging_face_tokenizer import compare_with_hugging_face
 from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.foreign_tokenizers import WRITERS
+from tests.support.preparations import trained
 from trainer.hf_export.word_offsets import begin_at_words
 
 TEXTS = ["Anna Smith lives in Paris and walks to the river.", "the quick brown fox jumps over the lazy dog"]
@@ -24,16 +25,22 @@ ODD = [
     "\x01a \x01 [MASK]\x01b",
     "\u2581x \u2581\u2581 y\u2581",
     "[SEP]x [SEP] x[CLS] [PAD]",
+    "<url> a<url>b <url>. @x @ Anna Smith [MASK]<url>",
     "",
     "   ",
 ]
 
 
-@pytest.fixture(params=["own", *WRITERS])
+@pytest.fixture(params=["own", "own with symbols", *WRITERS])
 def written(request: pytest.FixtureRequest, tokenizer_folder: Path, tmp_path: Path) -> tuple[Tokenizer, Path, Path]:
     """A tokenizer, its files as written for every reader, and those of an export."""
-    write = WRITERS.get(request.param)
-    source = tokenizer_folder if write is None else write(tmp_path / "source", TEXTS * 20)
+    source = tokenizer_folder
+    if request.param == "own with symbols":
+        settings = {"user_symbols": ["<url>", "nna"], "normalization": {"form": "NFKC", "lowercase": True}}
+        trained(TEXTS * 20, tmp_path / "source", vocab_size=400, **settings)
+        source = tmp_path / "source"
+    elif request.param in WRITERS:
+        source = WRITERS[request.param](tmp_path / "source", TEXTS * 20)
     tokenizer, plain, export = Tokenizer.load(source), tmp_path / "plain", tmp_path / "export"
     plain.mkdir()
     write_hugging_face_tokenizer(source, plain)
