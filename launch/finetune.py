@@ -24,7 +24,10 @@ from launch.options import add_dry_run, add_model, add_no_quoting, add_tracking_
 if TYPE_CHECKING:
     from trainer.finetuning.finetune_settings import FinetuneSettings
 
-TASKS = ("classification", "pair_classification", "regression", "token_classification", "question_answering")
+TASKS = (
+    *("classification", "multilabel_classification", "pair_classification", "regression", "token_classification"),
+    "question_answering",
+)
 VARIANTS = ("scratch", "frozen", "full")
 
 
@@ -34,7 +37,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     task = parser.add_argument_group("model and task")
     add_model(task)
     task.add_argument("--task", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
-    data = parser.add_argument_group("labeled data: tsv, csv, jsonl or parquet")
+    data = parser.add_argument_group("labeled data: tsv, csv, jsonl, parquet, json of SQuAD, or conll")
     data.add_argument("--train", required=True, type=Path, metavar="FILE", help="training examples")
     data.add_argument("--valid", type=Path, metavar="FILE", help="examples that select learning rate and epoch")
     data.add_argument("--test", type=Path, metavar="FILE", help="examples on which the reported scores are computed")
@@ -46,9 +49,15 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     data.add_argument("--pair-column", metavar="NAME", help="column of the second text of a pair; of the question")
     data.add_argument(
-        "--label-column", required=True, metavar="NAME", help="column of the class; number; tags; answer (as in SQuAD)"
+        "--label-column", required=True, metavar="NAME", help="column of the class; classes; number; tags; answer"
     )
     add_no_quoting(data)
+    data.add_argument(
+        "--on-bad-row",
+        choices=("refuse", "skip"),
+        default="refuse",
+        help="refuse a file with empty or invalid cells, or skip and count these rows (default refuse)",
+    )
     data.add_argument(
         "--max-length", type=int, metavar="N", help="maximum sequence length (default: that of the model)"
     )

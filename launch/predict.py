@@ -6,6 +6,9 @@ The output is the input with the additional columns `predicted`, `probability` a
 `predicted`; question answering: also `start`). Both files are tsv, csv, jsonl or parquet, according to their suffix. An
 input that has such a column already is refused, unless --result-suffix gives the additional ones other names. A row
 with an empty or invalid text has empty predictions, and a warning names it.
+
+The input may also be a .txt file, of which each line is a text, SQuAD's .json or a .conll file. With --label-column the
+command also scores the predictions against the labels of the input.
 """
 
 from __future__ import annotations
@@ -53,6 +56,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--pair-column", metavar="NAME", help="column with the second texts (default: the one of the training data)"
     )
     tables.add_argument(
+        "--label-column", metavar="NAME", help="score the predictions against the labels in this column"
+    )
+    tables.add_argument(
         "--quoting",
         action=OnceFlag,
         help="whether quotation marks in tsv and csv enclose cells (default: as in the training data)",
@@ -80,10 +86,13 @@ def main() -> None:
     folder, columns, task = fitted_folder(arguments)
     examples = read_texts(arguments, columns, task) if columns is not None and task is not None else None
     from trainer.finetuning.fitted_model import FittedModel  # imports torch
+    from trainer.finetuning.scores import figure
+    from trainer.finetuning.task_data import check_labels
 
     model = FittedModel.load(folder)
     if examples is None:
         examples = read_texts(arguments, columns, model.task)
+    check_labels(model.task, examples, arguments.input)
     table = read_table(arguments.input, arguments.quoting)
     check_result_columns(model, table, arguments)
     check_table_can_be_written(table, arguments.output, arguments.quoting)
@@ -91,12 +100,15 @@ def main() -> None:
         num_texts = counted(len(examples), "text")
         print(f"dry run: would label {num_texts} and write {arguments.output}; nothing was written")
         return
-    table, num_long = add_predictions(model, examples, table, arguments)
+    table, num_long, scores = add_predictions(model, examples, table, arguments)
     write_table(table, arguments.output, arguments.quoting)
     most = f"longer than the model's {model.preprocessor.max_length} tokens: {model.task.of_long_texts}"
     long = f"; {num_long:,} of {counted(len(examples), 'text')} {most}" if num_long else ""
     without = f"; {counted(len(examples.bad_rows), 'row')} without one" if examples.bad_rows else ""
     print(f"{arguments.output}: {counted(len(examples), 'prediction')} by {model.task.name}{without}{long}")
+    if scores:
+        shown = ", ".join(f"{name} {figure(value)}" for name, value in scores.items())
+        print(f"scores of {counted(len(examples), 'row')} against {arguments.label_column}: {shown}")
 
 
 def fitted_folder(arguments: argparse.Namespace) -> tuple[Path, Columns | None, Task | None]:
@@ -117,8 +129,12 @@ def fitted_folder(arguments: argparse.Namespace) -> tuple[Path, Columns | None, 
     if arguments.quoting is None:
         arguments.quoting = facts.get("quoting") is not False
     text, pair = (getattr(arguments, f"{part}_column") or facts.get(f"{part}_column") for part in ("text", "pair"))
-    check_columns(arguments.input, {"--text-column": text, "--pair-column": pair}, arguments.quoting)
-    columns = Columns(text, pair if isinstance(pair, str) else None, "") if isinstance(text, str) else None
+    if arguments.input.suffix == ".txt" and arguments.text_column is None:
+        text = "text"  # the only column of lines
+    named = {"--text-column": text, "--pair-column": pair, "--label-column": arguments.label_column}
+    check_columns(arguments.input, named, arguments.quoting)
+    label = arguments.label_column or ""
+    columns = Columns(text, pair if isinstance(pair, str) else None, label) if isinstance(text, str) else None
     return folder, columns, make_task(facts["task"]) if facts.get("task") in TASK_NAMES else None
 
 
@@ -132,7 +148,8 @@ def read_texts(arguments: argparse.Namespace, columns: Columns | None, task: Tas
             fix="give --text-column, and --pair-column for pairs",
             code="missing-text-column",
         )
-    examples = read_examples(arguments.input, columns, task.parse_text, None, arguments.quoting, skip_bad=True)
+    parse = task.parse_label if columns.label else None
+    examples = read_examples(arguments.input, columns, task.parse_text, parse, arguments.quoting, skip_bad=True)
     for warning in examples.warnings("no prediction"):
         print(warning, file=sys.stderr)
     return examples
@@ -151,10 +168,10 @@ def check_result_columns(model: FittedModel, table: pandas.DataFrame, arguments:
 
 def add_predictions(
     model: FittedModel, examples: Examples, table: pandas.DataFrame, arguments: argparse.Namespace
-) -> tuple[pandas.DataFrame, int]:
-    """Return the table with additional columns of predictions, and the number of truncated texts.
+) -> tuple[pandas.DataFrame, int, dict[str, float]]:
+    """Return the table with additional columns of predictions, the number of truncated texts, and scores by metric.
 
-    The rows that were left out have none.
+    The rows that were left out have no predictions. There are scores if the examples have labels.
     """
     import pandas
 
@@ -168,7 +185,8 @@ def add_predictions(
         rows.append({"predicted": label, **probability, **one.columns})
     good = [index for index in range(len(table)) if index + 1 not in examples.bad_rows]
     columns = pandas.DataFrame(rows, index=good, dtype=object).reindex(range(len(table)))
-    return pandas.concat([table, columns.add_suffix(arguments.result_suffix)], axis=1), num_long
+    scores = {} if examples.labels is None else model.task.score(examples.labels, predictions)
+    return pandas.concat([table, columns.add_suffix(arguments.result_suffix)], axis=1), num_long, scores
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ def move_alias(version: str, conditions: tuple[Condition, ...], arguments: argpa
 
 
 def answer_lines(served: ServedModel) -> list[str]:
-    """Return the loaded model's output for its example: filled masks, a class, or one tag per token."""
+    """Return the output of the loaded model's pipeline for its example: filled masks, a class, or a tag per token."""
     from trainer.inference.fill_mask import FillMask, report
 
     if served.pipeline_task is None:
@@ -201,6 +201,8 @@ def how_to_load(registration: Registration, task: PipelineTask | None) -> str:
         command = f"{variable}clozeworks fill-mask {options} {quote(INPUT_EXAMPLE)}"
     set_registry = f"; mlflow.set_registry_uri({registry!r})" if registry else ""
     pipeline = f"  mlflow.transformers.load_model({uri!r})  # a {task} pipeline\n" if task else ""
+    if task != "fill-mask":
+        pipeline += f"  mlflow.pyfunc.load_model({uri!r}).predict([...])  # as `mlflow models serve` answers\n"
     return (
         f"\nmodel: {uri}\n"
         f"  {command}\n"

@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas
 import pytest
+import torch
 import transformers
 
 from data_prep.base.errors import UsageError, UserError
@@ -194,6 +195,7 @@ def test_a_dry_run_estimates_and_writes_nothing(
         (("--task", "pair_classification"), "missing-pair-column"),
         (("--experiment", "e" * 501), "the command line: experiment"),
         (("--max-length", "7"), "max-length-too-small"),
+        (("--on-bad-row", "skip", "--label-column", "x"), "unknown-column"),
         (("--max-length", "0"), "max-length-too-small"),
     ],
 )
@@ -231,7 +233,7 @@ def test_wrong_arguments_are_reported_before_torch_is_loaded(labeled: Path) -> N
         "--task pair_classification": "[missing-pair-column]",
         "--task classification --pair-column other": "[unexpected-pair-column]",
         "--task classification --metric bleu": "[unknown-metric]",
-        "--task classification --train animals.txt": "[unsupported-file-type]",
+        "--task classification --train animals.xlsx": "[unsupported-file-type]",
         "--task classification --test none.tsv": "[missing-path]",
         "--task classification --model . --label-column klass": "'klass'; its columns: sentence, animal",
         "--task classification --model . --no-tracking --text-column text": "[unknown-column]",
@@ -313,7 +315,7 @@ def test_columns_of_the_input_named_as_those_of_the_predictions_are_kept_under_a
             predict.check_result_columns(model, table, predict.parse_arguments([*given, *more]))
     arguments = predict.parse_arguments([*given, "--result-suffix", "_2"])
     predict.check_result_columns(model, table, arguments)
-    found, _ = predict.add_predictions(model, Examples(["a"], None, None), table, arguments)
+    found, _, _ = predict.add_predictions(model, Examples(["a"], None, None), table, arguments)
     assert found.iloc[0].to_dict() == {
         **{"text": "a", "predicted": "old", "probability_x": "1"},
         **{"predicted_2": "x", "probability_2": 0.75, "probability_x_2": 0.75, "probability_y_2": 0.25},
@@ -358,6 +360,34 @@ def test_rows_without_a_text_have_no_prediction_and_leave_the_others_theirs(
         for cell, other in zip(found.loc[[0, 2], name], alone[name], strict=True)
     )
     assert all(is_missing(cell) for cell in found.drop([0, 2])[columns].to_numpy().ravel().tolist())
+
+
+def test_a_tagger_reads_plain_text_and_is_scored_on_another_file(
+    tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_hugging_face, "model")
+    names = {0: "O", 1: "B-X"}
+    with quiet_transformers():
+        model = transformers.AutoModelForTokenClassification.from_pretrained(tiny_hugging_face, id2label=names)
+        model.classifier.bias.data = torch.tensor([0.0, 100.0])  # every word is an X
+        model.save_pretrained("model")
+
+    def predicted(source: str, *more: str) -> str:
+        given = ["--model", "model", "--input", source, "--output", "out.jsonl", "--tracking-uri", "sqlite:///none.db"]
+        monkeypatch.setattr(sys, "argv", ["predict.py", *given, *more])
+        predict.main()
+        return capsys.readouterr().out
+
+    Path("lines.txt").write_text("the cat sat\n\na dog\n")
+    assert "scores" not in predicted("lines.txt")
+    assert read_table(Path("out.jsonl"))["predicted"].tolist() == [["B-X"] * 3, ["B-X"] * 2]
+    Path("gold.conll").write_text("the O\ncat S-X\n\na S-X\ndog S-X\n")
+    out = predicted("gold.conll", "--text-column", "1", "--label-column", "2")
+    assert "scores of 2 rows against 2: f1 0.8571, precision 0.7500, recall 1.0000, accuracy 0.7500" in out
+    Path("gold.conll").write_text("the S-Y\n")
+    with pytest.raises(UsageError, check=coded("unknown-label")):
+        predicted("gold.conll", "--text-column", "1", "--label-column", "2")
 
 
 def test_unpaired_quotation_marks_are_warned_of_and_quoting_is_remembered(

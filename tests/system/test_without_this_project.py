@@ -37,9 +37,45 @@ print(hidden.shape[-1], masked.config.hidden_size, len(answers), vectors.shape)
 
 @pytest.mark.slow  # MLflow's own command; what it serves is tested in tests/trainer/registry/test_served_model.py
 def test_mlflow_models_serve_fills_masks_over_http(tiny_hugging_face: Path, database: str, tmp_path: Path) -> None:
-    registration = register(
-        always_answers("▁cat", tiny_hugging_face, tmp_path / "model"), "birds", "champion", database
-    )
+    folder = always_answers("▁cat", tiny_hugging_face, tmp_path / "model")
+    answer = served(folder, {"inputs": ["the cat [MASK] on the mat", "[MASK] sat"]}, database, tmp_path)
+    assert answer == ["▁cat", "▁cat"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tags", "answer", "number"])
+def test_mlflow_models_serve_answers_a_task_over_http(
+    kind: str, tiny_hugging_face: Path, database: str, tmp_path: Path
+) -> None:
+    import transformers
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_hugging_face, folder)
+    classes = {"tags": "TokenClassification", "answer": "QuestionAnswering", "number": "SequenceClassification"}
+    options = {"num_labels": 1} if kind == "number" else {}
+    getattr(transformers, f"AutoModelFor{classes[kind]}").from_pretrained(folder, **options).save_pretrained(folder)
+    rows: list[object] = ["the cat sat", "", "a  dog\nran"]
+    if kind == "answer":
+        rows = [{"question": "it was", "context": row} for row in rows]
+    given = {"dataframe_records": rows} if kind == "answer" else {"inputs": rows}
+    first, second, third = served(folder, given, database, tmp_path)
+    assert second is None
+    if kind == "tags":
+        assert [(word["word"], word["start"], word["end"]) for word in third] == [
+            ("a", 0, 1),
+            ("dog", 3, 6),
+            ("ran", 7, 10),
+        ]
+    elif kind == "answer":
+        assert isinstance(third["start"], int)
+        assert third["answer"] == "a  dog\nran"[third["start"] : third["end"]]
+    else:
+        assert isinstance(first, float) and isinstance(third, float)
+
+
+def served(folder: Path, given: object, database: str, tmp_path: Path) -> list:
+    """Register a folder, serve the version by MLflow's command, and return the predictions."""
+    registration = register(folder, "birds", "champion", database)
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "models", "serve", "--model-uri", registration.model_uri]
     command += ["--env-manager", "local", "--port", str(port), "--workers", "1"]
@@ -48,11 +84,10 @@ def test_mlflow_models_serve_fills_masks_over_http(tiny_hugging_face: Path, data
     with open(tmp_path / "serve.log", "wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
-        answer = ask(port, {"inputs": ["the cat [MASK] on the mat", "[MASK] sat"]}, process, tmp_path / "serve.log")
+        return ask(port, given, process, tmp_path / "serve.log")["predictions"]
     finally:
         os.killpg(process.pid, 9)
         process.wait()
-    assert answer["predictions"] == ["▁cat", "▁cat"]
 
 
 def always_answers(piece: str, folder: Path, copy: Path) -> Path:

@@ -49,6 +49,7 @@ class Examples:
             pairs=None if self.pairs is None else [self.pairs[number] for number in numbers],
             labels=None if self.labels is None else [self.labels[number] for number in numbers],
             num_incomplete=0,
+            bad_rows={},
         )
 
     @property

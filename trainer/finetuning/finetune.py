@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from data_prep.base.errors import UsageError, UserError, options_as_parameters
 from data_prep.base.local_paths import home_in
@@ -59,6 +59,7 @@ def finetune(
     pair_column: str | None = None,
     label_column: str = "label",
     quoting: bool = True,
+    on_bad_row: Literal["refuse", "skip"] = "refuse",
     output: str | Path = "fitted",
     compare: Sequence[Variant] | str = ("full",),
     seeds: int = 3,
@@ -76,7 +77,7 @@ def finetune(
     alias: str | None = None,
     log: Callable[[str], None] | None = None,
 ) -> FinetuneResult:
-    """Fine-tune an encoder on labeled tables (tsv, csv, jsonl or parquet) and save the best model.
+    """Fine-tune an encoder on labeled tables (tsv, csv, jsonl, parquet, SQuAD's json, conll) and save the best model.
 
     Args:
         model: a run's output directory, a checkpoint, an export, `models:/NAME@ALIAS`, or a name on the Hub.
@@ -84,9 +85,10 @@ def finetune(
         valid: examples that select the learning rate and the epoch.
         test: the data the reported scores are computed on (without it and with `valid`: the valid data).
         quoting: whether quotation marks of tsv and csv enclose cells, or are plain characters.
+        on_bad_row: what becomes of a row with an empty or invalid cell: it is refused, or skipped and counted.
         output: new directory for model, report, scores and curves.
-        task: one of `classification`, `pair_classification`, `regression`, `token_classification` and
-            `question_answering`.
+        task: one of `classification`, `multilabel_classification`, `pair_classification`, `regression`,
+            `token_classification` and `question_answering`.
         compare: variants to fit: `full` (encoder and head), `frozen` (the head alone), `scratch` (both from random
             weights).
         seeds: fits per variant; the first one tries every learning rate, the others take the best.
@@ -168,6 +170,7 @@ def _run_params(experiment: Experiment) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in (*names, "early_stopping")} | {
         "model": str(settings.model),
         "no_quoting": not settings.quoting,
+        **({"on_bad_row": settings.on_bad_row} if settings.on_bad_row != "refuse" else {}),
         "variants": ",".join(experiment.learning_rates),
         "num_examples": data.num_examples,
         "files": {part: str(path) for part, path in settings.files.given.items()},

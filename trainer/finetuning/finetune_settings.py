@@ -59,6 +59,7 @@ class FinetuneSettings(FitSettings):
     quoting: bool = True
     header: bool = True
     skip_incomplete: bool = False
+    on_bad_row: Literal["refuse", "skip"] = "refuse"
     output: str | Path = "fitted"
     compare: Sequence[Variant] | str = ("full",)
     seeds: int = 3
@@ -75,7 +76,8 @@ class FinetuneSettings(FitSettings):
     @property
     def files(self) -> Files:
         valid, test = (None if path is None else Path(path) for path in (self.valid, self.test))
-        return Files(Path(self.train), valid, test, self.quoting, self.header, self.skip_incomplete)
+        skip = self.on_bad_row == "skip"
+        return Files(Path(self.train), valid, test, self.quoting, self.header, self.skip_incomplete, skip)
 
     @property
     def columns(self) -> Columns:
@@ -93,6 +95,10 @@ def check_settings(settings: FinetuneSettings) -> None:
     if settings.task not in TASK_NAMES:
         raise UsageError(
             f"--task {settings.task!r} is unknown", fix=f"give one of {', '.join(TASK_NAMES)}", code="unknown-task"
+        )
+    if settings.on_bad_row not in ("refuse", "skip"):
+        raise UsageError(
+            f"--on-bad-row {settings.on_bad_row!r} is unknown", fix="give refuse or skip", code="unknown-bad-row-rule"
         )
     counts = {"seeds": settings.seeds, "epochs": settings.epochs, "batch-size": settings.batch_size}
     for name, value in {**counts, "early-stopping": settings.early_stopping}.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +30,7 @@ from trainer.model.model_folder import FINETUNE_FILE, PROVENANCE_FILE, not_fine_
 from trainer.model.pretrained import load_config, load_pretrained
 from trainer.model.quiet_transformers import quiet_transformers
 
+_SHOWN_NAMES = 30
 HEAD_WEIGHTS = "classifier."
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")
 
@@ -101,7 +103,8 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
             "model_safetensors_sha256": storage.sha256_of(output / "model.safetensors"),
         }
         _write_json(output / PROVENANCE_FILE, provenance)
-        (output / "README.md").write_text(_card(facts), encoding="utf-8")
+        names = make_task(facts.task, [str(name) for _, name in sorted((model.config.id2label or {}).items())]).names
+        (output / "README.md").write_text(_card(facts, names), encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"{output} cannot be written ({error.strerror or error})",
@@ -164,6 +167,8 @@ class FittedModel:
 def _task_of(config: PreTrainedConfig, folder: Path) -> str:
     architecture = str((config.architectures or ["a model without architectures"])[0])
     if architecture.endswith("ForSequenceClassification"):
+        if config.problem_type == "multi_label_classification":
+            return "multilabel_classification"
         one_number = config.problem_type == "regression" or config.num_labels == 1
         return "regression" if one_number else "classification"
     if architecture.endswith("ForTokenClassification"):
@@ -173,7 +178,7 @@ def _task_of(config: PreTrainedConfig, folder: Path) -> str:
     raise not_fine_tuned(f"{folder} is of class {architecture}, which was not fine-tuned for a task")
 
 
-def _card(facts: FitFacts) -> str:
+def _card(facts: FitFacts, names: Sequence[str]) -> str:
     base = facts.base_model.removeprefix("models:/").removeprefix("runs:/")
     task = facts.task.replace("_", " ")
     tag = {"token_classification": "token-classification", "question_answering": "question-answering"}
@@ -190,9 +195,35 @@ def _card(facts: FitFacts) -> str:
         f"`{facts.base_model}`, fine-tuned for {task} with clozeworks ({facts.variant}, learning "
         f"rate {facts.learning_rate:g}, seed {facts.seed}, epoch {facts.best_epoch}).\n\n"
         f"## Scores\n\n{scores}\n\nExamples: {counts}. Texts longer than {facts.max_length} tokens: {long}.\n\n"
+        f"## Answers and limits\n\n{_limits(facts, names)}\n\n"
         "The model knows only the task and language of its training examples, and repeats their errors and biases. "
         "`provenance.json` has its origin, `finetune.json` how it was fine-tuned.\n"
     )
+
+
+_ANSWERS = {
+    "classification": "A text has exactly one class",
+    "multilabel_classification": "A text has each class whose probability is at least 0.5, perhaps none",
+    "pair_classification": "A pair of texts has exactly one class",
+    "regression": "The answer is a number in the unit of the training labels; nothing keeps it within their range",
+    "token_classification": (
+        "Every word has one tag; words are what white space separates, so text of a language without spaces must be "
+        'split into words first, as in the training data. `pipeline("token-classification", aggregation_strategy='
+        '"first")` joins tags to entities if lines are joined by spaces first; words behind the longest text have none'
+    ),
+    "question_answering": (
+        "The answer is always a span of the context, also where the context has no answer to the question"
+    ),
+}
+
+
+def _limits(facts: FitFacts, names: Sequence[str]) -> str:
+    """Return what the answers mean: their kind, their labels, their scores."""
+    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN_NAMES])
+    more = f" and {len(names) - _SHOWN_NAMES:,} more" if len(names) > _SHOWN_NAMES else ""
+    meaning = f" Labels: {shown}{more}, as in column `{facts.label_column}` of the training data."
+    scores = " Scores are the model's probabilities as they are; they are not calibrated."
+    return f"{_ANSWERS[facts.task]}.{meaning if names else ''}{'' if facts.task == 'regression' else scores}"
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -50,6 +50,18 @@ def classification_scores(labels: Sequence[str], predicted: Sequence[str], names
     }
 
 
+def multilabel_scores(
+    labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], names: Sequence[str]
+) -> dict[str, float]:
+    """Return F1 over all decisions, its mean over the classes, and the share of texts whose classes are all right."""
+    gold, guessed = (np.array([[name in each for name in names] for each in some]) for some in (labels, predicted))
+    return {
+        "f1": float(f1_score(gold, guessed, average="micro", zero_division=0.0)),
+        "f1_macro": float(f1_score(gold, guessed, average="macro", zero_division=0.0)),
+        "accuracy": float(accuracy_score(gold, guessed)),
+    }
+
+
 def regression_scores(labels: Sequence[float], predicted: Sequence[float]) -> dict[str, float]:
     """Return Spearman's and Pearson's correlation (0 for a constant), and the root mean squared error."""
     differences = np.asarray(labels, np.float64) - np.asarray(predicted, np.float64)

@@ -1,4 +1,5 @@
 """Tables as tsv, csv, jsonl and parquet: read by the names of columns, and written so that they read back the same.
+Files of `field_formats.py` are read as tables too.
 
 pandas splits rows at a lone carriage return and drops lines that have only spaces; other programs split at more
 characters. So written cells with any of them are quoted, and every tsv and csv is read again before it appears.
@@ -25,9 +26,12 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.terminal import json_line
 from data_prep.storage import storage
 from data_prep.storage.parquet import DamagedTable, read_whole
+from trainer.finetuning.field_formats import read_conll, read_lines, read_squad
 
 SEPARATORS = {".tsv": "\t", ".csv": ","}
 SUFFIXES = (*SEPARATORS, ".jsonl", ".parquet")
+READERS = {".json": read_squad, ".conll": read_conll, ".txt": read_lines}
+"""Functions that read further formats, which are not written."""
 REPEATED = "repeated"
 """Key of a table's `attrs`: the column names that its file has more than once, of which pandas renames all but one."""
 _UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
@@ -52,9 +56,11 @@ def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bo
             raise UsageError(f"{path} is empty", fix="give a table", code="no-examples")
         if path.suffix == ".jsonl":  # pandas would read "2020", which can be a class name, as a date or a number
             return pandas.DataFrame(list(_objects(text, path)), dtype=object)
+        if path.suffix in READERS:
+            return READERS[path.suffix](text)
         separator = SEPARATORS[path.suffix]
         return _read_ragged(text, separator, header) if ragged else _read_separated(text, separator, quoting, header)
-    except (OSError, ValueError) as error:  # reading errors of pandas and pyarrow are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # reading errors of pandas and pyarrow are ValueErrors
         is_quoted = quoting and path.suffix in SEPARATORS
         unquoted = "; if it has unpaired quotation marks, add --no-quoting" if is_quoted else ""
         reason = " ".join(str(error).split())[:200]
@@ -79,19 +85,19 @@ def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[
     return table[name].tolist()
 
 
-def check_suffix(path: Path) -> None:
+def check_suffix(path: Path, suffixes: Sequence[str] = SUFFIXES) -> None:
     """Refuse a file of an unsupported type."""
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in suffixes:
         raise UsageError(
             f"{path} is not a supported table",
-            fix=f"give a name that ends in {', '.join(SUFFIXES)}",
+            fix=f"give a name that ends in {', '.join(suffixes)}",
             code="unsupported-file-type",
         )
 
 
 def check_readable(path: Path) -> None:
     """Refuse a file that does not exist or has an unsupported type, before any work."""
-    check_suffix(path)
+    check_suffix(path, (*SUFFIXES, *READERS))
     if not path.exists():
         raise UsageError(f"{path} does not exist", fix="give the path of a table", code="missing-path")
 

@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from data_prep.base.terminal import counted
 from data_prep.storage import storage
 from trainer.finetuning.answer_task import AnswerTask
 from trainer.finetuning.examples import Columns, Examples, read_examples, swallowing_warning
+from trainer.finetuning.multilabel_task import MultilabelTask
 from trainer.finetuning.regression_task import RegressionTask
 from trainer.finetuning.tasks import ClassificationTask, EncodedExamples, ExamplePrediction, Task, TokenTask
 from trainer.inference.preprocessor import Preprocessor
@@ -36,6 +37,8 @@ class Files:
     """Whether the first line of tsv and csv names the columns; without it, their names are "1", "2", ..."""
     skip_incomplete: bool = False
     """Skip and count the rows of tsv and csv that lack a cell, which are an error otherwise."""
+    skip_bad: bool = False
+    """Skip and count the rows that have an empty or invalid cell, which are an error otherwise."""
 
     @property
     def given(self) -> dict[str, Path]:
@@ -105,6 +108,8 @@ def make_task(name: str, names: Sequence[str] = (), pair: bool = False) -> Task:
         return ClassificationTask(names, pair=name == "pair_classification")
     if name == "regression":
         return RegressionTask(pair)
+    if name == "multilabel_classification":
+        return MultilabelTask(names)
     return TokenTask(names) if name == "token_classification" else AnswerTask()
 
 
@@ -131,7 +136,14 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
     task = task_of_columns(name, columns.pair)
     examples = {
         part: read_examples(
-            path, columns, task.parse_text, task.parse_label, files.quoting, files.header, files.skip_incomplete
+            path,
+            columns,
+            task.parse_text,
+            task.parse_label,
+            files.quoting,
+            files.header,
+            files.skip_incomplete,
+            files.skip_bad,
         )
         for part, path in files.given.items()
     }
@@ -144,7 +156,7 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
             fix="give another --label-column",
             code="nothing-to-learn",
         )
-    if isinstance(task, ClassificationTask | TokenTask):
+    if isinstance(task, ClassificationTask | TokenTask | MultilabelTask):
         names = class_names(_flat(labels), files.train)
         for part in examples.keys() - {"train"}:
             _check_known(_flat(examples[part].labels or []), names, files.given[part])
@@ -221,6 +233,10 @@ def data_lines(data: TaskData) -> Iterator[str]:
             yield f"{long} the model's pretraining length of {most:,} tokens: {how}"
     if num_incomplete := sum(part.examples.num_incomplete for part in data.parts.values()):
         yield f"skipped {counted(num_incomplete, 'row')} with an empty text, pair or label"
+    for name, part in data.parts.items():
+        if bad := part.examples.bad_rows:
+            first, reason = next(iter(bad.items()))
+            yield f"skipped {counted(len(bad), 'row')} of the file of {name}, the first one {first:,} ({reason})"
     if num_swallowing := sum(part.examples.num_swallowing for part in data.parts.values()):
         yield swallowing_warning(num_swallowing)
     seen = set(_keys(data.parts["train"].examples))
@@ -250,8 +266,9 @@ def _cut_missing(examples: dict[str, Examples], groups: Sequence[Any], seed: int
         return examples
     left, *parts = split(groups, [CUT_FRACTION] * len(missing), seed)
     whole = examples["train"]
+    kept = replace(whole.take(left), num_incomplete=whole.num_incomplete, bad_rows=whole.bad_rows)
     cut = {part: whole.take(numbers) for part, numbers in zip(missing, parts, strict=True)}
-    return {**examples, "train": whole.take(left), **cut}
+    return {**examples, "train": kept, **cut}
 
 
 def _check_classes_repeat(labels: Sequence[str], path: Path) -> None:
@@ -264,6 +281,12 @@ def _check_classes_repeat(labels: Sequence[str], path: Path) -> None:
             fix="use --task regression for numbers, or give another --label-column",
             code="too-many-classes",
         )
+
+
+def check_labels(task: Task, examples: Examples, path: Path) -> None:
+    """Refuse labels that the task does not have."""
+    if task.names:
+        _check_known(_flat(examples.labels or []), task.names, path)
 
 
 def _check_known(labels: Sequence[str], names: Sequence[str], path: Path) -> None:

@@ -1,7 +1,7 @@
 """Tasks: reading of cells, encoding of texts, decoding of outputs, scoring of predictions.
 
-Everything else (fits, comparison, prediction) uses only the methods of `Task`. `RegressionTask` and `AnswerTask` are in
-modules of their own.
+Everything else (fits, comparison, prediction) uses only the methods of `Task`. `RegressionTask`, `MultilabelTask`
+and `AnswerTask` are in modules of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from trainer.finetuning.scores import classification_scores, tagging_scores
 from trainer.finetuning.tables import is_missing
 from trainer.inference.preprocessor import IGNORED, Preprocessor, Row
 
-TaskName = Literal["classification", "pair_classification", "regression", "token_classification", "question_answering"]
+TaskName = Literal[
+    "classification",
+    "multilabel_classification",
+    "pair_classification",
+    "regression",
+    "token_classification",
+    "question_answering",
+]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 OUTSIDE = "O"
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0")
@@ -135,7 +142,7 @@ class SequenceTask(Task):
     auto_class = "AutoModelForSequenceClassification"
 
     @abstractmethod
-    def model_label(self, label: Any) -> float: ...
+    def model_label(self, label: Any) -> float | tuple[float, ...]: ...
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> EncodedExamples:
         rows, lengths = preprocessor.rows(examples.texts, examples.pairs)
@@ -193,7 +200,9 @@ class TokenTask(Task):
     """A tag for each word: entities, parts of speech.
 
     Words are joined by spaces and read as running text, as in pretraining, and offsets map tokens to words. A word's
-    tag is predicted at its first token (Devlin et al. 2018, section 5.3).
+    tag is predicted at its first token (Devlin et al. 2018, section 5.3). Its other tokens learn to continue the tag,
+    and tokens of the space before it to lead to it, so that the pipeline of transformers, which reads every token,
+    finds whole words too.
     """
 
     name = "token_classification"
@@ -233,16 +242,30 @@ class TokenTask(Task):
         for number, (words, offsets) in enumerate(zip(examples.texts, encoded["offset_mapping"], strict=True)):
             kept = _kept(len(offsets), preprocessor.max_length)
             at = {token: position for position, token in enumerate(kept)}
-            first = {word: at[token] for token, word in reversed(_word_of_tokens(words, offsets)) if token in at}
+            tokens = [(at[token], word) for token, word in _word_of_tokens(words, offsets) if token in at]
+            first = {word: position for position, word in reversed(tokens)}
             row = {name: [encoded[name][number][token] for token in kept] for name in encoded if name.endswith("_ids")}
             if examples.labels is not None:
                 row["labels"] = [IGNORED] * len(kept)
-                for word, position in first.items():
-                    row["labels"][position] = self.names.index(examples.labels[number][word])
+                for position, word in tokens:
+                    tag = examples.labels[number][word]
+                    row["labels"][position] = self.names.index(tag if position == first[word] else self._continued(tag))
+                for token, word in _spaces_before_words(words, offsets):
+                    if token in at:
+                        row["labels"][at[token]] = self.names.index(self._before(examples.labels[number][word]))
             rows.append(row)
             first_tokens.append(first)
         lengths = [len(offsets) for offsets in encoded["offset_mapping"]]
         return EncodedExamples(rows, list(range(len(rows))), lengths, num_longer(lengths, preprocessor), first_tokens)
+
+    def _continued(self, tag: str) -> str:
+        """Return the tag of a word's tokens after the first one."""
+        inside = f"I-{tag[2:]}"
+        return inside if tag[:2] == "B-" and inside in self.names else tag
+
+    def _before(self, tag: str) -> str:
+        """Return the tag of a space before a word, which is inside an entity if the word continues one."""
+        return self.default if tag[:2] == "B-" and self.default == OUTSIDE else tag
 
     def decode(self, outputs: Outputs, encoded: EncodedExamples, examples: Examples) -> Predictions:
         predictions = []
@@ -317,8 +340,20 @@ def _word_of_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]]) ->
 
     A token may begin with the space before its word, so it belongs to the word of its last character.
     """
-    word_at: list[int] = []
-    for number, word in enumerate(words):
-        word_at += [number] * len(word) + [-1]
+    word_at = _word_at(words)
     words_of_tokens = [(token, word_at[end - 1]) for token, (begin, end) in enumerate(offsets) if end > begin]
     return [(token, word) for token, word in words_of_tokens if word >= 0]
+
+
+def _spaces_before_words(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return (token, number of the word behind it) for all tokens of a space alone, whose offsets may be empty."""
+    word_at = _word_at(words)
+    spaces = [
+        (token, end) for token, (begin, end) in enumerate(offsets) if end and (begin == end or word_at[end - 1] < 0)
+    ]
+    return [(token, word_at[end]) for token, end in spaces if end < len(word_at) and word_at[end] >= 0]
+
+
+def _word_at(words: Sequence[str]) -> list[int]:
+    """Return the number of the word at each character of the words joined by spaces; -1 for a space."""
+    return [each for number, word in enumerate(words) for each in [*[number] * len(word), -1]]

@@ -40,6 +40,7 @@ from trainer.config.run_config import RunConfig, without_secrets
 from trainer.hf_export.export_source import read_source
 from trainer.hf_export.model_card import TrainingFacts, model_card
 from trainer.hf_export.parity import ParityReport, check_export
+from trainer.hf_export.word_offsets import begin_at_words
 from trainer.model.hugging_face import family_in_transformers, hugging_face_config, to_hugging_face
 from trainer.objectives.pretraining import PretrainingModel
 
@@ -258,6 +259,7 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, config: RunConfig) -> N
         if (tokenizer.folder / name).is_file():  # a foreign tokenizer has no model, one of earlier releases no report
             shutil.copyfile(tokenizer.folder / name, folder / name)
     write_hugging_face_tokenizer(tokenizer.folder, folder, model_max_length=config.longest_sequence)
+    begin_at_words(folder, tokenizer)
     if config.model.type_vocab_size < 2:  # the model would refuse the token types that the tokenizer gives
         path = folder / TOKENIZER_CONFIG_NAME
         settings = json.loads(path.read_text(encoding="utf-8"))

@@ -251,17 +251,22 @@ def download(artifact_uri: str, digest: str | None, model_uri: str, uri: str, de
         folder = Path(download_artifacts(artifact_uri=source, dst_path=temporary, tracking_uri=uri))
         if source == artifact_uri and (folder / "MLmodel").is_file():
             folder = _from_pipeline(folder)
-        check_model_folder(folder, strict=True, name=model_uri)
-        if digest is not None and source != artifact_uri and folder_digest(folder) != digest:
-            raise UserError(
-                f"the files of {model_uri} differ from the registered ones (sha256)",
-                fix="register the model again",
-                code="model-changed",
-            )
+        check_download(folder, digest if source != artifact_uri else None, model_uri)
         if destination.exists():
             destination.rmdir()
         shutil.move(str(folder), destination)
     return destination
+
+
+def check_download(folder: Path, digest: str | None, model_uri: str) -> None:
+    """Refuse a downloaded folder that is not safe, or of which the registered digest, if known, is another."""
+    check_model_folder(folder, strict=True, name=model_uri)
+    if digest is not None and folder_digest(folder) != digest:
+        raise UserError(
+            f"the files of {model_uri} differ from the registered ones (sha256)",
+            fix="register the model again",
+            code="model-changed",
+        )
 
 
 def _from_pipeline(folder: Path) -> Path:

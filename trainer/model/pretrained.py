@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ _SMALL_MODEL = 100_000_000
 """Parameters that may be missing in any folder: heads that are yet to be trained."""
 _COUNTS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size")
 _OF_A_MODULE = (".weight", ".bias")
+_IMPLEMENTATION = re.compile(r'_implementation\w*":')
 _OF_A_LAYER = re.compile(r"\blayers?\.\d+\.")
 LARGEST_WEIGHT = 1e6
 """No trained encoder has a weight near it; a bit that was changed in an exponent makes 1e38 of one."""
@@ -132,6 +134,17 @@ def load_config(folder: Path, attn_implementation: str | None = None, **options:
     vars(config).pop("auto_map", None)  # not used (`check_code`), and not to be saved with a fitted model
     _check_numbers(config, folder)
     return config
+
+
+def is_used_as_written(folder: Path) -> bool:
+    """Return whether transformers alone, with the folder's config.json, makes the model that `load_pretrained` makes.
+
+    It would compute otherwise if config.json names an implementation of attention or experts, or other outputs.
+    """
+    values = read_config(folder)
+    return not _IMPLEMENTATION.search(json.dumps(values)) and all(
+        values.get(name, used) == used for name, used in _AS_USED.items()
+    )
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

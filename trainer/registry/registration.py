@@ -1,7 +1,8 @@
 """Registration of an exported folder as a version in the MLflow model registry.
 
-A version is one MLflow model: the files that `mlflow.transformers.load_model` reads (a pipeline; for a pretrained
-encoder that of fill-mask, which has neither pooler nor next-sentence head), and the whole exported folder under `hf/`.
+A version is one MLflow model: the whole exported folder under `hf/`, and the files by which
+`mlflow.transformers.load_model` makes a pipeline of it (for a pretrained encoder that of fill-mask, which has neither
+pooler nor next-sentence head). The weights are there once: MLflow's description names `hf/` as their place.
 A version is created after all files are uploaded, and an alias moves after the version was read back. So an alias never
 points to an incomplete upload.
 """
@@ -29,11 +30,12 @@ from trainer.inference.pulled_model import (
     DIGEST_TAG,
     EXPORT_FOLDER,
     TAG_PREFIX,
-    download,
+    check_download,
     find_model,
     hugging_face_folder,
 )
 from trainer.model.model_folder import check_registrable, folder_digest, read_card, read_provenance
+from trainer.model.pretrained import is_used_as_written
 from trainer.model.quiet_transformers import quiet_transformers
 from trainer.registry.served_model import ServedModel, load_served
 from trainer.tracking.experiments import find_or_create_experiment
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel, Run
     from mlflow.entities.model_registry import ModelVersion
-    from mlflow.models import Model, ModelSignature
+    from mlflow.models import ModelSignature
 
 MAX_TAG_LENGTH = 5000
 DIGESTS_A_TAG = MAX_TAG_LENGTH // 65  # digests of 64 digits and a comma
@@ -53,6 +55,8 @@ WEIGHTS_TAG = TAG_PREFIX + "model_safetensors_sha256"
 RUN_TAG, STEP_TAG = TAG_PREFIX + "mlflow_run_id", TAG_PREFIX + "step"
 CHECKPOINT_TAGS = (WEIGHTS_TAG, RUN_TAG, STEP_TAG)
 DEFAULT_EXPERIMENT = "clozeworks"
+OWN_FOLDER = "model"
+"""Folder in which MLflow saves the model of a pipeline."""
 ROWS_MODULE = "clozeworks_served_rows"
 """Module name of the copy of `served_rows.py` in a model, which must differ from the modules of other models."""
 REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors")
@@ -217,56 +221,76 @@ def _removed_if_it_fails(client: MlflowClient, model: LoggedModel, name: str, ur
 
 
 def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -> None:
-    """Write the MLflow model and `hf/` into a temporary folder, and upload it to the logged model."""
+    """Write the MLflow model and `hf/` into a temporary folder, and upload it to the logged model.
+
+    MLflow's own copy of the weights stays only if it would load the folder with other settings than this project does.
+    """
+    import mlflow.pyfunc
     import mlflow.transformers
     from mlflow.models import Model
 
-    served = load_served(folder)
+    served, is_once = load_served(folder), is_used_as_written(folder)
     served.model.name_or_path = name  # MLflow records it, and a temporary path has no meaning
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary, quiet_transformers():
-        path = Path(temporary) / "model"
+        path, code = Path(temporary) / "model", Path(temporary) / f"{ROWS_MODULE}.py"
+        shutil.copyfile(Path(__file__).with_name("served_rows.py"), code)
         description = Model(
             artifact_path=model.artifact_location,
             run_id=model.source_run_id,
             model_uuid=model.model_id,
             model_id=model.model_id,
         )
+        place = {"folder": EXPORT_FOLDER if is_once else OWN_FOLDER} if served.function is not None else {}
+        options: dict[str, Any] = {
+            "mlflow_model": description,
+            "pip_requirements": [f"{library}=={_public_version(library)}" for library in REQUIREMENTS],
+            "signature": _signature(served),
+            "input_example": served.example,
+            "model_config": served.model_config | place,
+        }
         if served.pipeline_task is None:
-            path.mkdir()
-            description.save(str(path / "MLmodel"))
+            mlflow.pyfunc.save_model(str(path), loader_module=ROWS_MODULE, code_paths=[str(code)], **options)
         else:
-            mlflow.transformers.save_model(
-                served.pipeline(),
-                str(path),
-                task=served.pipeline_task,
-                mlflow_model=description,
-                pip_requirements=[f"{library}=={_public_version(library)}" for library in REQUIREMENTS],
-                signature=_signature(served),
-                input_example=served.example,
-                model_config=served.model_config,
-            )
-            _answer_by_rows(description, path)
+            mlflow.transformers.save_model(served.pipeline(), str(path), task=served.pipeline_task, **options)
+            description.flavors["transformers"]["model_binary"] = EXPORT_FOLDER if is_once else OWN_FOLDER
+            description.flavors["python_function"] |= {"loader_module": ROWS_MODULE, "code": "code"}
+            (path / "code").mkdir()
+            shutil.copyfile(code, path / "code" / code.name)
+        if is_once:
+            shutil.rmtree(path / OWN_FOLDER, ignore_errors=True)
+        elif served.function is not None:
+            served.model.save_pretrained(path / OWN_FOLDER)
+            served.tokenizer.save_pretrained(path / OWN_FOLDER)
         shutil.copytree(folder, path / EXPORT_FOLDER)
+        description.model_size_bytes = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+        description.save(str(path / "MLmodel"))
         client.log_model_artifacts(model.model_id, str(path))
 
 
-def _answer_by_rows(description: Model, path: Path) -> None:
-    """Make MLflow's function of a model folder that of `served_rows.py`, of which the folder gets a copy."""
-    (path / "code").mkdir()
-    shutil.copyfile(Path(__file__).with_name("served_rows.py"), path / "code" / f"{ROWS_MODULE}.py")
-    description.flavors["python_function"] |= {"loader_module": ROWS_MODULE, "code": "code"}
-    description.save(str(path / "MLmodel"))
-
-
 def _signature(served: ServedModel) -> ModelSignature | None:
-    """Return the signature of a model of pairs: from an example MLflow would infer one text and drop the second."""
-    if isinstance(served.example, str):
-        return None
+    """Return the signature of a model; None for one of a text that MLflow infers from the example."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
+    from mlflow.types.schema import Array, Object, Property
 
-    taken = Schema([ColSpec("string", name) for name in served.example])
-    return ModelSignature(taken, Schema([ColSpec("string", "label"), ColSpec("double", "score")]))
+    if served.function is None and isinstance(served.example, str):
+        return None
+    if isinstance(served.example, str):
+        taken = Schema([ColSpec("string")])
+    else:  # from an example MLflow would infer one text and drop the second
+        taken = Schema([ColSpec("string", name) for name in served.example])
+    score = Property("score", "double", required=False)
+    place = [Property(name, "long", required=False) for name in ("start", "end")]
+    word = Object([Property("word", "string"), *place, Property("tag", "string", required=False), score])
+    label = Object([Property("label", "string"), Property("score", "double")])
+    given: dict[str | None, list[Any]] = {
+        "multilabel_classification": [ColSpec(Array(label))],
+        "regression": [ColSpec("double")],
+        "token_classification": [ColSpec(Array(word))],
+        "question_answering": [ColSpec(Object([Property("answer", "string"), *place, score]))],
+        None: [ColSpec("string", "label"), ColSpec("double", "score")],
+    }
+    return ModelSignature(taken, Schema(given[served.function]))
 
 
 def _public_version(library: str) -> str:
@@ -322,16 +346,25 @@ def _is_of_checkpoint(tags: Mapping[str, str]) -> Callable[[ModelVersion], bool]
 def _read_back(client: MlflowClient, name: str, version: str, folder: Path, uri: str, is_new: bool) -> None:
     """Load the version as a folder and through MLflow, and run its example; remove a new version that fails."""
     import mlflow.transformers
+    from mlflow.artifacts import download_artifacts
+    from mlflow.models import Model
+
+    from trainer.registry import served_rows
 
     model_uri = f"models:/{name}/{version}"
     try:
         with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
             artifact_uri, digest = find_model(client, model_uri)
-            served = load_served(download(artifact_uri, digest, model_uri, uri, Path(temporary) / "hf"))
-            if served.pipeline_task is not None:
-                served.pipeline()(served.example)
-                with quiet_transformers():
-                    mlflow.transformers.load_model(model_uri, dst_path=temporary)(served.example)
+            model = Path(download_artifacts(artifact_uri=artifact_uri, dst_path=temporary, tracking_uri=uri))
+            check_download(model / EXPORT_FOLDER, digest, model_uri)
+            served = load_served(model / EXPORT_FOLDER)
+            with quiet_transformers():
+                if served.pipeline_task is not None:
+                    served.pipeline()(served.example)
+                    mlflow.transformers.load_model(str(model))(served.example)
+                settings = Model.load(str(model)).flavors.get("python_function", {}).get("config") or {}
+                if "folder" in settings:  # not in versions of earlier releases
+                    served_rows._load_pyfunc(str(model), settings).predict([served.example])  # no code from there
     except Exception as error:
         if is_new:
             client.delete_model_version(name, version)

@@ -1,8 +1,7 @@
 """The model of a registered folder as MLflow serves it: a transformers pipeline, chosen by the kind of the head.
 
-Question answering has no pipeline in transformers 5, so such a version is only a Hugging Face folder. MLflow's function
-(`mlflow.pyfunc`, `mlflow models serve`) truncates long texts, and returns the tag of every token for a tagger;
-`served_rows.py` answers a batch in which a row fails.
+Question answering has no pipeline in transformers 5. MLflow's function (`mlflow.pyfunc`, `mlflow models serve`) is in
+`served_rows.py`: for tagging, question answering and regression its own, for all others that of the pipeline.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from trainer.model.quiet_transformers import quiet_transformers
 INPUT_EXAMPLE = f"It was a {MASK_TOKEN} day."
 TEXT_EXAMPLE = "It was a fine day."
 PAIR_EXAMPLE = {"text": TEXT_EXAMPLE, "text_pair": "The sun shone."}
+QUESTION_EXAMPLE = {"question": "How was the day?", "context": TEXT_EXAMPLE}
 PipelineTask = Literal["fill-mask", "text-classification", "token-classification"]
 PIPELINES: dict[str, PipelineTask | None] = {
     "ForSequenceClassification": "text-classification",
@@ -41,6 +41,8 @@ class ServedModel:
     """A text; for a model of pairs, a pair."""
     max_length: int | None = None
     """Number of tokens to which MLflow's function truncates a text."""
+    function: str | None = None
+    """The function of `served_rows.py` that answers; None for that of the pipeline."""
 
     @property
     def example_text(self) -> str:
@@ -49,10 +51,10 @@ class ServedModel:
 
     @property
     def model_config(self) -> dict[str, Any]:
-        """The arguments of the pipeline with which MLflow's function calls it."""
+        """The arguments of MLflow's function, or of the pipeline with which it answers."""
+        if self.function is not None:
+            return {"task": self.function, "max_length": self.max_length}
         cut = {"truncation": True, "max_length": self.max_length}
-        if self.pipeline_task == "token-classification":
-            return {"ignore_labels": []}  # it truncates by itself, and MLflow fails if no token has a tag
         return {"tokenizer_kwargs": cut} if self.pipeline_task == "fill-mask" else cut
 
     def pipeline(self) -> Any:
@@ -76,16 +78,25 @@ def load_served(folder: Path) -> ServedModel:
             model, missing = load_pretrained(f"AutoModel{ending}", folder, purpose)
             refuse_random_weights(missing, folder, purpose)
             tokenizer = load_tokenizer(folder)
-            if task is None:
-                return ServedModel(model, tokenizer, None, TEXT_EXAMPLE)
             facts, longest = read_json(folder / FINETUNE_FILE), max_length(model.config, tokenizer)
             tokenizer.model_max_length = longest  # to which a tagger's pipeline truncates
-            example = PAIR_EXAMPLE if facts.get("pair_column") else TEXT_EXAMPLE
-            return ServedModel(model, tokenizer, task, example, min(_fitted_length(folder, facts) or longest, longest))
+            example: str | dict[str, str] = PAIR_EXAMPLE if facts.get("pair_column") else TEXT_EXAMPLE
+            if ending == "ForQuestionAnswering":
+                example = QUESTION_EXAMPLE
+            longest = min(_fitted_length(folder, facts) or longest, longest)
+            return ServedModel(model, tokenizer, task, example, longest, _function(ending, model.config))
     filler = FillMask.load(folder)
     example = INPUT_EXAMPLE.replace(MASK_TOKEN, filler.mask_token)
     longest = max_length(filler.model.config, filler.tokenizer)
     return ServedModel(filler.model, filler.tokenizer, "fill-mask", example, longest)
+
+
+def _function(ending: str, config: Any) -> str | None:
+    if ending == "ForSequenceClassification":
+        if config.problem_type == "multi_label_classification":
+            return "multilabel_classification"
+        return "regression" if config.problem_type == "regression" or config.num_labels == 1 else None
+    return "token_classification" if ending == "ForTokenClassification" else "question_answering"
 
 
 def _architecture(folder: Path) -> str:

@@ -175,3 +175,91 @@ def test_a_fitted_model_is_registered_as_what_it_is(
         monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
         assert mlflow.transformers.load_model(registration.model_uri)("the cat sat")
         assert mlflow.pyfunc.load_model(registration.model_uri).predict("the cat sat") is not None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["own", "wordpiece", "byte level", "roberta", "xlm-roberta"])
+def test_the_pipeline_of_transformers_finds_whole_names(kind: str, tokenizer_folder: Path, tmp_path: Path) -> None:
+    """The fit learns a few names by heart; the tokenizers cut each of them into several tokens."""
+    import transformers
+
+    from data_prep.tokenizer.hugging_face_tokenizer import write_hugging_face_tokenizer
+    from data_prep.tokenizer.tokenizer import Tokenizer
+    from tests.support.foreign_tokenizers import WRITERS
+    from trainer.finetuning.finetune import finetune
+    from trainer.hf_export.word_offsets import begin_at_words
+
+    source, encoder = tokenizer_folder, tmp_path / "encoder"
+    if kind != "own":
+        source = WRITERS[kind](tmp_path / "source", ["lives in a town with the river"] * 20)
+    encoder.mkdir()
+    write_hugging_face_tokenizer(source, encoder, model_max_length=64)
+    begin_at_words(encoder, Tokenizer.load(source))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    vocab_size = len(transformers.AutoTokenizer.from_pretrained(encoder))
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=vocab_size, max_position_embeddings=64, **sizes)
+    transformers.BertForPreTraining(config).save_pretrained(encoder)
+    firsts, lasts = ("Anna", "Boris", "Chloe"), ("Smith", "Jones", "Quirk")
+    rows = [
+        {"text": [first, last, "lives", "in", "a", "town"], "label": ["B-PER", "I-PER", "O", "O", "O", "O"]}
+        for first in firsts
+        for last in lasts
+    ]
+    table = tmp_path / "train.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows * 12))
+    options: dict[str, Any] = {"seeds": 1, "learning_rates": (5e-3,), "epochs": 6, "batch_size": 16}
+    result = finetune(
+        encoder,
+        table,
+        valid=table,
+        task="token_classification",
+        output=tmp_path / "fitted",
+        is_tracked=False,
+        **options,
+    )
+    assert result.scores["full"][0] == 1.0
+    text = "Anna Smith lives in a town"
+    for strategy in ("simple", "first", "average", "max"):
+        tagger = transformers.pipeline("token-classification", str(result.folder), aggregation_strategy=strategy)
+        (found,) = tagger(text)
+        assert (found["entity_group"], text[found["start"] : found["end"]]) == ("PER", "Anna Smith"), strategy
+    card = (result.folder / "README.md").read_text()
+    assert "Labels: `B-PER`, `I-PER`, `O`, as in column `label`" in card and "not calibrated" in card
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("variant", ["full", "frozen"])
+def test_a_text_has_any_number_of_classes(variant: Any, tiny_hugging_face: Path, tmp_path: Path) -> None:
+    """The fit learns whether a text has both classes or none; the served function answers what it predicts."""
+    from trainer.finetuning.finetune import finetune
+    from trainer.registry import served_rows
+
+    texts = {"the cat sat": ["cat", "sat"], "a dog ran": []}
+    rows = [{"text": text, "label": label} for text, label in texts.items()] * 60
+    table = tmp_path / "train.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options: dict[str, Any] = {"seeds": 1, "learning_rates": (3e-3,), "epochs": 10, "batch_size": 16}
+    result = finetune(
+        *(tiny_hugging_face, table),
+        valid=table,
+        task="multilabel_classification",
+        output=tmp_path / "fitted",
+        compare=(variant,),
+        is_tracked=False,
+        **options,
+    )
+    fitted = FittedModel.load(result.folder)
+    assert (fitted.task.name, fitted.model.config.problem_type) == (
+        "multilabel_classification",
+        "multi_label_classification",
+    )
+    predictions, _ = fitted.predict(Examples([*texts], None, None))
+    settings = {"task": "multilabel_classification", "folder": "model", "max_length": 32}
+    answers = served_rows._load_pyfunc(str(tmp_path / "fitted"), settings).predict([*texts])
+    assert [[each["label"] for each in answer] for answer in answers] == [each.label for each in predictions]
+    if variant == "full":
+        assert [each.label for each in predictions] == [*texts.values()] and result.scores["full"][0] == 1.0
+    for prediction, answer in zip(predictions, answers, strict=True):
+        for each in answer:
+            assert each["score"] == pytest.approx(prediction.columns[f"probability_{each['label']}"], abs=1e-5)

@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_read_as_a_table_is_reported_before_any_work(tmp_p
     with pytest.raises(UserError, match="none.csv", check=coded("missing-path")):
         check_readable(tmp_path / "none.csv")
     with pytest.raises(UsageError, check=coded("unsupported-file-type")):
-        check_readable(tmp_path / "some.txt")
+        check_readable(tmp_path / "some.xlsx")
 
 
 CONTROLS = [*map(chr, range(32)), "\x7f", "\x80", "\x85", "\x9f", "\u2028", "\u2029", "\ufeff", "\r\n", "\n\r"]

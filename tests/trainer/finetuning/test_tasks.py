@@ -9,7 +9,15 @@ import pytest
 
 from trainer.finetuning.answer_task import Answer, AnswerTask
 from trainer.finetuning.examples import Examples
-from trainer.finetuning.tasks import IGNORED, ClassificationTask, ExamplePrediction, Output, TokenTask
+from trainer.finetuning.multilabel_task import MultilabelTask
+from trainer.finetuning.tasks import (
+    IGNORED,
+    ClassificationTask,
+    EncodedExamples,
+    ExamplePrediction,
+    Output,
+    TokenTask,
+)
 from trainer.inference.preprocessor import Preprocessor
 
 
@@ -31,12 +39,19 @@ def test_a_long_text_is_cut_and_counted(preprocessor: Preprocessor) -> None:
     assert encoded.rows[0]["input_ids"][-1] == preprocessor.tokenizer.sep_token_id
 
 
-def test_a_word_has_its_tag_at_its_first_token_and_reads_as_running_text(preprocessor: Preprocessor) -> None:
-    task = TokenTask(("B-X", "O"))
+@pytest.mark.parametrize(
+    ("names", "tag", "continued"),
+    [(("B-X", "I-X", "O"), "B-X", "I-X"), (("B-X", "O"), "B-X", "B-X"), (("NOUN", "O"), "NOUN", "NOUN")],
+)
+def test_a_words_tokens_begin_and_continue_its_tag_and_read_as_running_text(
+    preprocessor: Preprocessor, names: tuple[str, ...], tag: str, continued: str
+) -> None:
+    task = TokenTask(names)
     words = ["the", "cat.", "sat"]  # the full stop is a token of its own, within the second word
-    (row,) = task.encode(Examples([words], None, [["O", "B-X", "O"]]), preprocessor).rows
+    (row,) = task.encode(Examples([words], None, [["O", tag, "O"]]), preprocessor).rows
     assert row["input_ids"] == preprocessor.tokenizer("the cat. sat")["input_ids"]
-    assert row["labels"] == [IGNORED, 1, 0, IGNORED, 1, IGNORED]
+    outside, begins, continues = (names.index(each) for each in ("O", tag, continued))
+    assert row["labels"] == [IGNORED, outside, begins, continues, outside, IGNORED]
 
 
 def test_truncated_words_get_the_tag_outside(preprocessor: Preprocessor) -> None:
@@ -133,3 +148,27 @@ def test_words_that_just_fit_are_not_cut(preprocessor: Preprocessor) -> None:
     for num_words, num_truncated in ((30, 0), (31, 1)):  # and two special tokens, of 32
         encoded = TokenTask(("B-X", "O")).encode(Examples([["cat"] * num_words], None, None), preprocessor)
         assert (len(encoded.rows[0]["input_ids"]), encoded.num_truncated) == (32, num_truncated)
+
+
+def test_labels_of_several_classes_are_lists_or_texts() -> None:
+    task = MultilabelTask(("a", "b", "c d"))
+    cells: list[Any] = [["b", "a"], np.array(["a"]), [], "a b", "c d, a", "a"]
+    parsed = [task.parse_label(cell, "") for cell in cells]
+    assert parsed == [["b", "a"], ["a"], [], ["a", "b"], ["c d", "a"], ["a"]]
+    assert task.model_label(["c d", "a"]) == (1.0, 0.0, 1.0)
+    for wrong in (["a", "a"], ["a", None], 5, "a,,b"):
+        with pytest.raises(ValueError, match="twice|empty|list of classes"):
+            task.parse_label(wrong, "")
+
+
+def test_scores_of_several_classes_count_decisions_and_whole_texts() -> None:
+    task = MultilabelTask(("a", "b"))
+    labels = [["a"], ["a", "b"], []]
+    outputs: list[Output] = [{"logits": np.float32(each)} for each in ([1, -1], [1, -1], [-1, 1])]
+    predictions = task.decode(outputs, EncodedExamples([], [], [], 0), Examples(["x"] * 3, None, None))
+    assert [each.label for each in predictions] == [["a"], ["a"], ["b"]]
+    scores = task.score(labels, predictions)
+    assert scores == pytest.approx({"f1": 4 / 6, "f1_macro": 0.5, "accuracy": 1 / 3})
+    assert [task.score_example(label, each) for label, each in zip(labels, predictions, strict=True)] == [1.0, 0.0, 0.0]
+    assert task.yardstick(labels)[0]("any") == ["a"] and not task.is_constant(labels, predictions)
+    assert task.is_constant(labels, predictions[:2]) and task.constant_label([["a", "b"], ["b", "a"]]) == "a, b"

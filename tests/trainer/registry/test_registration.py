@@ -143,7 +143,7 @@ def test_the_store_holds_no_pickle_and_nothing_of_this_machine(
     folder = Path(store.removeprefix("sqlite:///")).parent / "artifacts"
     files = {path: path.name for path in folder.rglob("*") if path.is_file()}
     names = list(files.values())
-    assert "MLmodel" in names and names.count("model.safetensors") == 2
+    assert "MLmodel" in names and names.count("model.safetensors") == 1
     (code,) = [path for path, name in files.items() if name.endswith((".bin", ".pkl", ".pt", ".py"))]
     assert code.read_bytes() == Path(served_rows.__file__).read_bytes()  # by which rows are answered, and nothing else
     (description,) = folder.rglob("MLmodel")
@@ -160,6 +160,37 @@ def test_unknown_names_are_answered_with_the_known_ones(registered: registration
     ]:
         with pytest.raises(UserError, match=known):
             pull(model_uri, None, store)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["one copy", "two copies, as in earlier releases", "an implementation named"])
+def test_a_version_holds_its_weights_once_and_earlier_versions_load_the_same(
+    layout: str, exported: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "half"
+    shutil.copytree(exported, folder)
+    weights = {name: weight.half() for name, weight in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    values = json.loads((folder / "config.json").read_text()) | {"dtype": "float16"}
+    named = {"vision_config": {"attn_implementation": "owner/code"}} if layout == "an implementation named" else {}
+    (folder / "config.json").write_text(json.dumps(values | named))
+    if layout.startswith("two"):
+        monkeypatch.setattr(registration, "is_used_as_written", lambda folder: False)
+    version = register(folder, "sizes", None, store)
+    artifacts = Path(store.removeprefix("sqlite:///")).parent / "artifacts" / "models"
+    model_id = connect(store).get_model_version("sizes", version.version).source.rpartition("/")[2]
+    places = [path.parent.name for path in (artifacts / model_id).rglob("model.safetensors")]
+    assert sorted(places) == (["hf"] if layout == "one copy" else ["hf", "model"])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    text = "the cat [MASK] on the mat"
+    pipeline = mlflow.transformers.load_model(version.model_uri)
+    assert (pipeline.model.dtype, pipeline.model.config._attn_implementation) == (torch.float32, "sdpa")
+    assert mlflow.pyfunc.load_model(version.model_uri).predict(text) == [pipeline(text)[0]["token_str"]]
+    assert files_of(pull(version.model_uri, tmp_path / "pulled", store)) == files_of(folder)
 
 
 @pytest.mark.long
@@ -377,7 +408,7 @@ def test_a_registration_that_fails_leaves_nothing_behind(
     client = connect(database)
     if was_there:
         client.create_registered_model("fish")
-    monkeypatch.setattr(registration, "download", None)  # which reads the version back
+    monkeypatch.setattr(registration, "check_download", None)  # which reads the version back
     with pytest.raises(UserError, check=coded("registration-failed")):
         register(exported, "fish", "champion", database)
     (experiment,) = [each for each in client.search_experiments() if each.name == "clozeworks"]
@@ -391,7 +422,7 @@ def test_a_registration_that_fails_leaves_nothing_behind(
 def test_a_registration_that_fails_leaves_nothing_on_a_server(
     exported: Path, mlflow_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registration, "download", None)
+    monkeypatch.setattr(registration, "check_download", None)
     with pytest.raises(UserError, check=coded("registration-failed")):
         register(exported, "fish", "champion", mlflow_server.uri)
     client = connect(mlflow_server.uri)

@@ -1,9 +1,12 @@
-"""What a registered model answers through MLflow's function: pairs, tags, long texts, batches with bad rows."""
+"""What a registered model answers through MLflow's function: words with tags, spans, numbers, pairs, bad rows."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,19 @@ import pandas
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
+from tests.support.foreign_tokenizers import WRITERS
+from trainer.finetuning.examples import Examples
+from trainer.finetuning.fitted_model import FittedModel
 from trainer.model.quiet_transformers import quiet_transformers
 from trainer.registry.registration import register
 from trainer.registry.served_model import load_served
@@ -58,11 +70,15 @@ def test_a_model_of_pairs_reads_both_texts(registered: Register) -> None:
 
     folder, answer = registered(AutoModelForSequenceClassification, "second", num_labels=1, problem_type="regression")
     pair = {"text": TEXT, "text_pair": OTHER}
-    pipeline = load_served(folder).pipeline()
-    score = pipeline(pair)["score"]
-    assert abs(score - pipeline(TEXT)[0]["score"]) > 1e-3, "else a second text left out would not be seen"
+    served = load_served(folder)
+
+    def number(*texts: str) -> float:
+        return served.model(**served.tokenizer(*texts, return_tensors="pt", return_token_type_ids=True)).logits.item()
+
+    score = number(TEXT, OTHER)
+    assert abs(score - number(TEXT)) > 1e-3, "else a second text left out would not be seen"
     for given in (pair, [pair], pandas.DataFrame([pair])):
-        assert answer(given)["score"].tolist() == pytest.approx([score])
+        assert answer(given) == pytest.approx([score])
     assert len(answer({"text": LONG, "text_pair": LONG})) == 1
     with pytest.raises(MlflowException, match="schema"):
         answer(TEXT)
@@ -95,32 +111,143 @@ def test_a_long_text_and_rows_without_a_text_leave_the_answers_of_the_others(
     batch = [{"text": text, "text_pair": text} for text in texts] if kind == "pair" else texts
     forms = [batch, pandas.DataFrame(batch) if kind == "pair" else pandas.DataFrame({"text": batch})]
     alone = [answer([each]) for each in batch]
+    is_table = kind in ("class", "pair")
     for form in forms:
         answers = answer(form)
         assert len(answers) == 3
-        if kind == "tags":
-            assert list(answers) == [each[0] for each in alone]
-        else:
+        if is_table:
             assert answers["score"].tolist() == pytest.approx([each["score"].iloc[0] for each in alone], rel=1e-4)
+        elif kind == "number":
+            assert answers == pytest.approx([each for (each,) in alone], rel=1e-4)
+        else:
+            assert [[word["tag"] for word in each] for each in answers] == [
+                [word["tag"] for word in each] for (each,) in alone
+            ]
     bad: list[Any] = ["", " ", None, float("nan"), 5]
     table = pandas.DataFrame({"text": [TEXT, *bad, OTHER]}, dtype=object)
     if kind == "pair":
         table["text_pair"] = table["text"]
     answers, is_bad = answer(table), [False, *([True] * len(bad)), False]
-    if kind == "tags":
-        assert answers == [alone[0][0], *([None] * len(bad)), alone[2][0]]
-    else:
+    if is_table:
         assert answers["score"].isna().tolist() == is_bad == answers["label"].isna().tolist()
         assert answers["label"].iloc[[0, -1]].tolist() == [alone[0]["label"].iloc[0], alone[2]["label"].iloc[0]]
+    else:
+        assert [each is None for each in answers] == is_bad
+        if kind == "tags":
+            assert [len(answers[place]) for place in (0, -1)] == [6, 5]
     with pytest.raises(Exception, match="no row has a text"):
         answer(table.iloc[[1, 2]])
 
 
 @pytest.mark.long
-def test_a_tagger_gives_every_piece_a_tag(registered: Register) -> None:
-    _, answer = registered(AutoModelForTokenClassification, id2label={0: "O", 1: "O"}, label2id={"O": 0})
-    assert answer("the cat sat") == ["O,O,O"]  # by themselves MLflow and transformers leave O out, or fail
-    assert answer(LONG) == [",".join("O" * 30)]  # between [CLS] and [SEP]
+def test_a_tagger_answers_with_words_and_their_places(registered: Register) -> None:
+    names = {"id2label": {0: "O", 1: "B-X"}, "label2id": {"O": 0, "B-X": 1}}
+    _, answer = registered(AutoModelForTokenClassification, **names)
+    text = "  the cat\n\tsat\u00a0on"
+    (words,) = answer(text)
+    assert [text[word["start"] : word["end"]] for word in words] == ["the", "cat", "sat", "on"]
+    assert [word["word"] for word in words] == ["the", "cat", "sat", "on"]
+    assert {word["tag"] for word in words} <= {"O", "B-X"} and all(0.5 <= word["score"] <= 1.0 for word in words)
+    (long,) = answer(LONG)
+    assert len(long) == 120
+    assert [word["tag"] is None for word in long] == [word["score"] is None for word in long]
+    assert [word["tag"] is None for word in long] == [False] * 18 + [True] * 102  # 20 tokens with [CLS] and [SEP]
+
+
+ODD_TEXTS = [
+    "Anna Smith lives in Paris.",
+    "Zu\u0308rich \u202eabc\u202c \u05e9\u05dc\u05d5\u05dd \U0001f468\u200d\U0001f469\u200d\U0001f467 ok",
+    "\u4e2d\u56fd\u4eba\u5728\u8fd9\u91cc",
+    "two\nlines  of\ttext </s> [SEP] <mask> [MASK]",
+    "half \ud800 a pair",
+    "\u200b \u200b",
+    "word " * 50,
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["own", *WRITERS])
+@pytest.mark.parametrize("task", ["token_classification", "question_answering", "regression"])
+def test_the_function_answers_as_predict_does_for_every_tokenizer(
+    task: str, kind: str, tokenizer_folder: Path, tiny_hugging_face: Path, tmp_path: Path
+) -> None:
+    from data_prep.tokenizer.hugging_face_tokenizer import write_hugging_face_tokenizer
+    from trainer.registry import served_rows
+
+    folder = tmp_path / "hf"
+    if kind == "own":
+        folder.mkdir()
+        write_hugging_face_tokenizer(tokenizer_folder, folder, model_max_length=32)
+    else:
+        WRITERS[kind](folder, ["Anna Smith lives in Paris.", "two lines of text", "a word or two"] * 20)
+    classes = {
+        "token_classification": (AutoModelForTokenClassification, {"id2label": {0: "O", 1: "B-X", 2: "I-X"}}),
+        "question_answering": (AutoModelForQuestionAnswering, {}),
+        "regression": (AutoModelForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
+    }
+    auto_class, head = classes[task]
+    config = AutoConfig.from_pretrained(
+        tiny_hugging_face, vocab_size=len(AutoTokenizer.from_pretrained(folder)), **head
+    )
+    torch.manual_seed(0)
+    model = auto_class.from_config(config)
+    for weights in model.parameters():
+        weights.data *= 8
+    with quiet_transformers():
+        model.save_pretrained(folder)
+    # Half a surrogate pair is refused by `predict` in the other tasks.
+    texts = ODD_TEXTS if task == "regression" else [*ODD_TEXTS[:4], *ODD_TEXTS[5:]]
+    questions = [text[::-1] for text in texts]
+    pairs = questions if task == "question_answering" else None
+    read = [text.split() for text in texts] if task == "token_classification" else texts
+    expected, _ = FittedModel.load(folder).predict(Examples(read, pairs, None))
+    function = served_rows._load_pyfunc(str(tmp_path), {"task": task, "folder": "hf", "max_length": 32})
+    given = [{"question": each, "context": text} for each, text in zip(questions, texts, strict=True)]
+    answers = function.predict(given if pairs else texts)
+    for text, answer, guess in zip(texts, answers, expected, strict=True):
+        if task == "regression":
+            assert answer == pytest.approx(guess.label, abs=1e-5)
+        elif task == "question_answering":
+            assert answer["answer"] == guess.label.text and math.isclose(
+                answer["score"], guess.probability, abs_tol=1e-5
+            )
+            assert answer["start"] is None or text[answer["start"] : answer["end"]] == answer["answer"]
+        else:
+            tags = [word["tag"] or "O" for word in answer]  # `predict` calls words without a prediction O
+            assert tags == guess.label and [text[word["start"] : word["end"]] for word in answer] == text.split()
+
+
+WITHOUT_PROJECT = """
+import json, sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("trainer", "data_prep", "launch"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Blocked())
+import mlflow
+model = mlflow.pyfunc.load_model(sys.argv[1])
+print(json.dumps(model.predict(json.loads(sys.argv[2]))))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.spawn
+@pytest.mark.parametrize("kind", ["tags", "answer", "number"])
+def test_the_function_needs_nothing_of_this_project(
+    registered: Register, kind: str, tmp_path: Path, database: str
+) -> None:
+    if kind == "tags":
+        _, answer = registered(AutoModelForTokenClassification, num_labels=2)
+    elif kind == "answer":
+        _, answer = registered(AutoModelForQuestionAnswering, "question")
+    else:
+        _, answer = registered(AutoModelForSequenceClassification, num_labels=1)
+    given: Any = [{"question": OTHER, "context": TEXT}] if kind == "answer" else [TEXT, OTHER]
+    command = [sys.executable, "-c", WITHOUT_PROJECT, "models:/served/1", json.dumps(given)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == pytest.approx(answer(given)) if kind == "number" else found == answer(given)
 
 
 @pytest.mark.long

@@ -1,0 +1,135 @@
+"""Labeled files as the field has them: SQuAD's json, CoNLL's columns in every scheme, lines of text, rows to skip."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.base.errors import UsageError, UserError
+from tests.support.error_codes import coded
+from trainer.finetuning.examples import Columns
+from trainer.finetuning.field_formats import as_iob2
+from trainer.finetuning.tables import column, read_table, write_table
+from trainer.finetuning.task_data import Files, data_lines, encode_task, read_task
+from trainer.inference.preprocessor import Preprocessor
+
+CONTEXT = "The cat sat on the mat."
+SQUAD = Columns("context", "question", "answers")
+
+
+def squad(folder: Path, *questions: dict[str, Any], name: str = "train.json") -> Path:
+    asked = [{"id": str(number), **question} for number, question in enumerate(questions)]
+    content = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": asked}]}]}
+    (folder / name).write_text(json.dumps(content), encoding="utf-8-sig")
+    return folder / name
+
+
+ANSWERED = {
+    "question": "Who sat?",
+    "answers": [{"text": "The cat", "answer_start": 0}, {"text": "cat", "answer_start": 4}],
+}
+IMPOSSIBLE = {
+    "question": "Who ran?",
+    "is_impossible": True,
+    "answers": [],
+    "plausible_answers": [{"text": "The cat", "answer_start": 0}],
+}
+
+
+def test_squad_is_read_and_a_question_without_an_answer_is_refused_with_the_reason(tmp_path: Path) -> None:
+    _, examples = read_task("question_answering", Files(squad(tmp_path, *[ANSWERED] * 60)), SQUAD, 0)
+    first = examples["train"].labels[0]
+    assert (first.text, first.start, first.others) == ("The cat", 0, ("cat",))
+    assert (examples["train"].texts[0], examples["train"].pairs[0]) == (CONTEXT, "Who sat?")
+    path = squad(tmp_path, ANSWERED, IMPOSSIBLE, ANSWERED)
+    with pytest.raises(UsageError, match="row 2, column 'answers': there is no answer", check=coded("invalid-cell")):
+        read_task("question_answering", Files(path), SQUAD, 0)
+
+
+def test_bad_rows_are_skipped_by_request_and_counted(tmp_path: Path, preprocessor: Preprocessor) -> None:
+    path = squad(tmp_path, ANSWERED, IMPOSSIBLE, *[ANSWERED] * 60, {"question": "x", "answers": [{"text": "y"}]})
+    task, examples = read_task("question_answering", Files(path, skip_bad=True), SQUAD, 0)
+    assert sum(len(part) for part in examples.values()) == 61
+    (line,) = [line for line in data_lines(encode_task(task, examples, preprocessor)) if line.startswith("skipped")]
+    assert line.startswith("skipped 2 rows of the file of train, the first one 2 (column 'answers': there is no answer")
+    with pytest.raises(UsageError, check=coded("invalid-cell")):
+        read_task("question_answering", Files(squad(tmp_path, *[IMPOSSIBLE] * 5), skip_bad=True), SQUAD, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "json"),
+        ("[]", "form of SQuAD"),
+        ('{"data": [{"paragraphs": [{"qas": [{"question": "a"}]}]}]}', "form of SQuAD"),
+        ('{"data": [{"paragraphs": [{"context": 1, "qas": [{"question": "a"}]}]}]}', "no text under the key 'context'"),
+        ('{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 1}]}]}]}', "question 1 is not an object"),
+        ("[" * 100_000, "json"),
+    ],
+)
+def test_a_json_file_that_is_no_squad_is_refused_with_the_reason(content: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(UserError, match=told, check=coded("unreadable-table")):
+        read_table(tmp_path / "a.json")
+
+
+CONLL = """-DOCSTART- -X- -X- O
+
+EU NNP I-NP I-ORG
+rejects VBZ I-VP O
+
+Anna NNP B-NP I-PER
+Smith NNP I-NP I-PER
+Boris NNP I-NP B-PER
+
+"""
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_a_conll_file_gives_words_and_the_chosen_column(line_end: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.conll"
+    path.write_bytes(CONLL.replace("\n", line_end).encode())
+    table = read_table(path)
+    assert list(table.columns) == ["1", "2", "3", "4"]
+    assert column(table, "1", path, "") == [["EU", "rejects"], ["Anna", "Smith", "Boris"]]
+    assert column(table, "2", path, "") == [["NNP", "VBZ"], ["NNP", "NNP", "NNP"]]
+    assert column(table, "4", path, "") == [["B-ORG", "O"], ["B-PER", "I-PER", "B-PER"]]  # of IOB1
+    with pytest.raises(UsageError, match="its columns: 1, 2, 3, 4", check=coded("unknown-column")):
+        column(table, "5", path, "--label-column")
+
+
+def test_a_conll_file_with_tabs_has_comments_and_words_with_spaces(tmp_path: Path) -> None:
+    path = tmp_path / "train.conll"
+    path.write_text("# newdoc\nNew York\tB-LOC\n#\tO\n\n\n\nrain\tO\n")
+    assert read_table(path)["1"].tolist() == [["New York", "#"], ["rain"]]
+    path.write_text("a O\nb\n")
+    with pytest.raises(UserError, match="line 2 has 1 columns, and the first one 2", check=coded("unreadable-table")):
+        read_table(path)
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("S-PER O B-ORG I-ORG E-ORG S-ORG", "B-PER O B-ORG I-ORG I-ORG B-ORG"),
+        ("U-PER O B-ORG L-ORG", "B-PER O B-ORG I-ORG"),
+        ("I-PER I-PER B-PER I-ORG", "B-PER I-PER B-PER B-ORG"),
+        ("B-PER I-PER O I-PER", "B-PER I-PER O B-PER"),
+        ("NOUN O VERB", "NOUN O VERB"),
+        ("O O", "O O"),
+        ("B- I-", "B- I-"),
+        ("B-a-b I-a-b I-a", "B-a-b I-a-b B-a"),
+    ],
+)
+def test_every_scheme_of_entities_becomes_iob2_and_other_tags_stay(tags: str, expected: str) -> None:
+    assert as_iob2([tags.split()]) == [expected.split()]
+    assert as_iob2([expected.split()]) == [expected.split()]
+
+
+def test_lines_of_text_are_a_table_that_is_only_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one text\r\n\n  \nanother\ttext\n")
+    assert read_table(tmp_path / "a.txt")["text"].tolist() == ["one text", "another\ttext"]
+    with pytest.raises(UsageError, check=coded("unsupported-file-type")):
+        write_table(read_table(tmp_path / "a.txt"), tmp_path / "b.txt")
