@@ -10,7 +10,6 @@ from trainer.config.duration import Duration
 from trainer.config.families.registry import FAMILIES
 from trainer.config.objective_settings import (
     CAUSAL,
-    DISTILLATION,
     MASKED_LM,
     OF_TEACHER,
     OF_TOKENS,
@@ -284,14 +283,6 @@ def _check_stage(stage: Stage, prefix: str | None, max_position_embeddings: int)
             f"{where}loss_weight={stage.data.loss_weight} has no effect: masked_lm is not among the objectives",
             fix=f"set {where}loss_weight=none, or add masked_lm to them",
             code="setting-without-effect",
-        )
-    if stage.data.loss_weight != "none" and DISTILLATION in names:
-        where = prefix or "data."
-        raise SettingError(
-            f"{where}loss_weight={stage.data.loss_weight} contradicts the objective distillation, which computes the "
-            "loss of labels without weights",
-            fix=f"set {where}loss_weight=none, or remove distillation from objectives",
-            code="weight-with-distillation",
         )
     length = f"{prefix}sequence_length" if prefix else "data.sequence_length"
     if stage.sequence_length > max_position_embeddings:

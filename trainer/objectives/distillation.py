@@ -9,6 +9,7 @@ The student's logits are computed once for the labels and for the teacher, many 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -104,7 +105,7 @@ class Distillation(Taught):
 
     Both are softmaxes of logits / temperature over the tokens of the tokenizer, and the divergence is multiplied by
     temperature**2, so that the gradient keeps its size. Its gradient is that of the cross-entropy to the teacher's
-    distribution, which is larger by the entropy of the teacher.
+    distribution, which is larger by the entropy of the teacher. `data.loss_weight` is of the labels alone.
     """
 
     metric = "distillation"
@@ -134,7 +135,7 @@ class Distillation(Taught):
         if "losses" not in encoded.shared:
             batch, teacher, words = encoded.batch, self.its_teacher, encoded.encoder.embeddings.word_embeddings
             hidden_states, theirs = encoded.hidden_states, teacher.read(encoded).before_decoder
-            targets = batch.masked_positions, batch.labels
+            targets = batch.masked_positions, batch.labels, batch.label_weights
             encoded.shared["losses"] = self._sums(hidden_states, *targets, words, theirs, *teacher.decoder)
         losses: torch.Tensor = encoded.shared["losses"]
         return losses
@@ -144,6 +145,7 @@ class Distillation(Taught):
         hidden_states: torch.Tensor,
         masked_positions: torch.Tensor,
         labels: torch.Tensor,
+        label_weights: torch.Tensor | None,
         words: WordEmbeddings,
         theirs: torch.Tensor,
         their_matrix: torch.Tensor,
@@ -153,7 +155,7 @@ class Distillation(Taught):
 
         def losses(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
             target = Target(theirs, their_matrix, their_bias, self.temperature)
-            return losses_of(hidden, weight, bias, labels, target)
+            return losses_of(hidden, weight, bias, labels, target, label_weights=label_weights)
 
         sums: torch.Tensor = self.mlm_head(hidden_states.index_select(0, masked_positions), words, losses)
         return sums
@@ -178,6 +180,7 @@ def losses_of(
     labels: torch.Tensor,
     target: Target,
     chunk_rows: int | None = None,
+    label_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the sums (2,), at least float32: the cross-entropies of labels, and temperature**2 x the divergences.
 
@@ -187,18 +190,21 @@ def losses_of(
         bias: (V,), or None.
         labels: (P,) int64; rows with -100 count for nothing.
         chunk_rows: rows of a chunk; by default chunks are made of many logits alone (`is_chunked`).
+        label_weights: (P,) float32, factors of the cross-entropies (`data.loss_weight`); None for 1.
     """
     if chunk_rows is None and not is_chunked(len(hidden), len(weight), hidden.dtype):
         exact = torch.promote_types(hidden.dtype, torch.float32)
         logits = F.linear(hidden, weight, bias).to(exact)
-        of_labels = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+        reduction = "sum" if label_weights is None else "none"
+        of_labels = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction=reduction)
+        of_labels = of_labels if label_weights is None else (of_labels * label_weights).sum()
         ours = (logits[:, : len(target.weight)] / target.temperature).log_softmax(-1)
         wanted = (F.linear(*target[:3]).to(exact) / target.temperature).log_softmax(-1)
         divergences = F.kl_div(ours, wanted, reduction="none", log_target=True).sum(-1)
         of_teacher = torch.where(labels != IGNORED, divergences, 0.0).sum() * target.temperature**2
         return torch.stack([of_labels, of_teacher])
     rows = chunk_rows or rows_per_chunk(len(hidden), len(weight))
-    arguments = (hidden, weight, bias, labels, *target, rows, torch.is_grad_enabled())
+    arguments = (hidden, weight, bias, labels, label_weights, *target, rows, torch.is_grad_enabled())
     sums: torch.Tensor = _ChunkedLosses.apply(*arguments)  # type: ignore[no-untyped-call]  # torch gives it no types
     return sums
 
@@ -213,6 +219,7 @@ class _ChunkedLosses(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         labels: torch.Tensor,
+        label_weights: torch.Tensor | None,
         theirs: torch.Tensor,
         their_weight: torch.Tensor,
         their_bias: torch.Tensor | None,
@@ -225,15 +232,18 @@ class _ChunkedLosses(torch.autograd.Function):
         of_hidden: list[list[torch.Tensor]] = [[], []]
         of_weight = [torch.zeros_like(weight, dtype=exact) for _ in range(2)]
         of_bias = None if bias is None else [torch.zeros_like(bias, dtype=exact) for _ in range(2)]
+        factors_of_chunks: Iterable[torch.Tensor | None] = itertools.repeat(None)
+        if label_weights is not None:
+            factors_of_chunks = label_weights.split(chunk_rows)
         chunks = zip(*(each.split(chunk_rows) for each in (hidden, labels, theirs)), strict=True)
-        for rows, targets, their_rows in chunks:
+        for (rows, targets, their_rows), factors in zip(chunks, factors_of_chunks, strict=False):
             if torch.compiler.is_compiling() and of_bias is not None:  # as in `chunked_loss`
                 rows = rows.masked_fill(of_bias[0][0].isnan(), torch.nan)
             logits = F.linear(rows, weight, bias)
             is_counted = (targets != IGNORED)[:, None]
             their_logits = F.linear(their_rows, their_weight, their_bias)
             divergences, of_common = _diverge(logits[:, :num_tokens], their_logits, is_counted, temperature)
-            losses, of_logits = differentiate(logits, targets)
+            losses, of_logits = differentiate(logits, targets, factors)
             del logits, their_logits
             sums = sums + torch.stack([losses.sum(), divergences.sum()])
             for number, gradient in enumerate((of_logits, of_common) if with_gradients else ()):
@@ -257,7 +267,7 @@ class _ChunkedLosses(torch.autograd.Function):
                 gradients.append(None)
             else:
                 gradients.append((of_labels * factors[0] + of_teacher * factors[1]).to(dtype))
-        return *gradients, *(None,) * 7
+        return *gradients, *(None,) * 8
 
 
 def _diverge(

@@ -227,14 +227,6 @@ def test_a_bound_needs_the_loss_that_it_weights() -> None:
         preset_config("objectives=[{name: causal}]", "evaluation.masking_rates=true", preset="small_cpu")
 
 
-def test_a_bound_and_a_teacher_are_refused_in_one_stage() -> None:
-    bound = [f"data.{name}={value}" for name, value in {**HIDDEN, "masking_law": ALL, "mlm_probability": 0.5}.items()]
-    taught = ("teacher=anywhere", "objectives=[{name: masked_lm}, {name: distillation}]")
-    both = ("data.sentence_pairs=none", "data.final_mlm_probability=null", *taught)
-    with pytest.raises(UsageError, check=coded("weight-with-distillation")):
-        preset_config(*both, *bound, preset="small_cpu")
-
-
 def test_all_rates_are_legal_where_the_loss_is_a_bound() -> None:
     for law, mean in (
         (ALL, 0.5),

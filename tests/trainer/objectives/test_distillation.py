@@ -97,6 +97,25 @@ def test_losses_and_every_gradient_are_those_of_the_formula(
         torch.testing.assert_close(gradient, theirs[name], rtol=1e-6, atol=1e-6 * theirs[name].abs().max().item())
 
 
+def test_weights_of_rows_are_of_the_labels_alone(tiny_config, modern_config, make_model, batch, in_chunks) -> None:
+    teacher = make_model(modern_config, next_sentence=False, seed=5)
+    model = student(tiny_config, teacher, TAUGHT)
+    plain = PretrainingModel(tiny_config, objectives_of("none"))
+    plain.load_state_dict(model.state_dict())
+    rows = batch.num_rows
+    weights = torch.arange(1, rows + 1, dtype=torch.float64) / 3
+    weighted = replace(batch, row_weights=weights, row_tokens=torch.full((rows,), 30))
+    output, expected, before = model(weighted), plain(weighted), model(batch)
+    torch.testing.assert_close(output[MASKED_LM]["loss"], expected[MASKED_LM]["loss"], rtol=1e-6, atol=0)
+    assert output[MASKED_LM]["loss"] != before[MASKED_LM]["loss"]
+    torch.testing.assert_close(output[DISTILLATION]["loss"], before[DISTILLATION]["loss"], rtol=1e-6, atol=0)
+    ours, theirs = (gradients(each, out[MASKED_LM]["loss"]) for each, out in ((model, output), (plain, expected)))
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-5 * gradient.abs().max().item())
+    counts = all_objectives(model).num_predictions([weighted])
+    assert (counts[MASKED_LM], counts[DISTILLATION]) == (30 * rows, batch.num_masked)
+
+
 def test_in_float32_too(tiny_config, modern_config, make_model, batch, in_chunks) -> None:
     teacher = make_model(modern_config, next_sentence=False, seed=5)
     model = student(tiny_config, teacher, TAUGHT)
