@@ -70,7 +70,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     generation.add_argument(
         "--temperature",
         type=temperature,
-        metavar="T",
+        metavar="X",
         help="divides the logits that tokens are drawn by, for masks in random order; 0 takes the likeliest tokens, of "
         "the masks that the model is surest of (default 1)",
     )

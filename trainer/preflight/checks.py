@@ -150,7 +150,7 @@ def _look_at_unused_masks(run: PlannedRun) -> Iterable[Finding]:
         value, default = getattr(data, name), type(data).model_fields[name].default
         if value != default:
             text = f"data.{name}={value} has no effect: every stage trains causal, whose rows are not masked. Remove it"
-            yield Finding("warn", "masking", text)
+            yield Finding("warn", "unused masks", text)
 
 
 def _on_hosts_that_have_it(run: PlannedRun) -> str | None:
@@ -186,7 +186,7 @@ CHECKS = (
     Check("length", _check_length),
     Check("data", lambda run: check_data(run.config, run.shard_sets), look_at_data, needs_length=True),
     Check("masking", look=_try_maskings),
-    Check("masking", look=_look_at_unused_masks, warns=True),
+    Check("unused masks", look=_look_at_unused_masks, warns=True),
     Check("minimal pairs", _read_minimal_pairs, _encode_minimal_pairs),
     Check("suite", _check_suite, of_first_rank=True),
     Check("memory", look=check_memory, warns=True, elsewhere=_on_gpus),

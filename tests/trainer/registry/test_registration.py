@@ -140,7 +140,8 @@ def test_names_of_tags_are_no_longer_than_mlflow_takes(tmp_path: Path) -> None:
 def test_the_store_holds_no_pickle_and_nothing_of_this_machine(
     registered: registration.Registration, store: str
 ) -> None:
-    folder = Path(store.removeprefix("sqlite:///")).parent / "artifacts"
+    source = connect(store).get_model_version(registered.name, registered.version).source
+    folder = Path(store.removeprefix("sqlite:///")).parent / "artifacts" / "models" / source.rpartition("/")[2]
     files = {path: path.name for path in folder.rglob("*") if path.is_file()}
     names = list(files.values())
     assert "MLmodel" in names and names.count("model.safetensors") == 1
