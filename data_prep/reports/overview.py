@@ -88,7 +88,7 @@ _OF_FILTERS = {
     ),
 }
 """Of filters by name, and of datatrove's: patterns of their reasons, and what each means, after "the document ..."."""
-_EARLIER_REASON = re.compile(rf"filter ((?:{'|'.join(_OF_FILTERS)})(?::\w+)?): (.*)", re.DOTALL)
+_EARLIER_REASON = re.compile(rf"filter ({'|'.join(_OF_FILTERS)}|datatrove:\w+): (.*)", re.DOTALL)
 
 
 def plain_reason(drop: Drop) -> str:
@@ -100,7 +100,9 @@ def plain_reason(drop: Drop) -> str:
         return _REASONS[reason]
     if name is not None and reason == UNUSABLE:
         return "has values that the filter cannot judge"
-    for pattern, meaning in _OF_FILTERS.get((name or "").partition(":")[0], ()):
+    # The module of a user's own filter, as in `language:check`, may have the name of a built-in filter.
+    known = "datatrove" if name is not None and name.startswith("datatrove:") else name or ""
+    for pattern, meaning in _OF_FILTERS.get(known, ()):
         if found := re.fullmatch(pattern, reason, re.DOTALL):
             return meaning.format(*found.groups())
     return f'was dropped as "{reason}"'
@@ -128,8 +130,13 @@ class TrainingUse(NamedTuple):
 
 
 def training_use(manifest: Manifest) -> TrainingUse:
-    """Return the use of each source by a run with this data set alone, as `trainer` mixes them, without padding."""
-    sources, tokens = manifest.sources, [float(source.tokens) for source in manifest.sources]
+    """Return the use of each source by a run with this data set alone, as `trainer` mixes them, without padding.
+
+    Where shards hold several sources, a source has the same part of valid as of the data set.
+    """
+    sources, train_tokens = manifest.sources, manifest.train.tokens
+    train_part = train_tokens / max(train_tokens + manifest.valid.tokens, 1)
+    tokens = [train_part * source.tokens for source in sources]
     if manifest.has_source_budgets:
         of_source = Counter[str | None]()
         for shard in manifest.train.shards:

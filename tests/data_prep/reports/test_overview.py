@@ -122,6 +122,14 @@ def test_shares_and_repetitions_follow_weights_and_budgets(
     assert use.shares == pytest.approx(shares) and use.repetitions == pytest.approx(repetitions)
 
 
+def test_a_run_without_budgets_reads_what_is_for_training_once(folder: Path) -> None:
+    manifest = open_dataset(folder).manifest
+    assert manifest.valid.tokens, "else this test says nothing"
+    use = training_use(manifest)
+    assert use.run_tokens == pytest.approx(manifest.train.tokens)
+    assert use.repetitions == pytest.approx([1.0, 1.0, 0.0])
+
+
 def test_reasons_of_filters_are_plain_words_and_those_of_users_stay() -> None:
     words = {
         ("datatrove:GopherQualityFilter", "gopher_short_doc"): "has too few words",
@@ -133,13 +141,16 @@ def test_reasons_of_filters_are_plain_words_and_those_of_users_stay() -> None:
         ("language", "fr"): "is in another language (fr)",
         ("mine:filter", "empty"): 'was dropped as "empty"',
         ("mine:filter", "gopher_short_doc"): 'was dropped as "gopher_short_doc"',
+        ("language:check", "boring"): 'was dropped as "boring"',
+        ("metadata:check", "no title"): 'was dropped as "no title"',
         ("datatrove:Mine", "no_such_reason"): 'was dropped as "no_such_reason"',
     }
     for (name, reason), meaning in words.items():
         assert plain_reason(Drop(filter_step(3, name), reason)) == meaning
-        if name != "mine:filter":
+        if name not in {"mine:filter", "language:check", "metadata:check"}:
             assert plain_reason(Drop("filtering", f"filter {name}: {reason}")) == meaning
-    assert plain_reason(Drop("filtering", "filter mine:filter: empty")) == 'was dropped as "filter mine:filter: empty"'
+    for summary in ("filter mine:filter: empty", "filter language:check: boring"):
+        assert plain_reason(Drop("filtering", summary)) == f'was dropped as "{summary}"'
     reasons = [*READING_REASONS, "empty", "too short", "too long", "duplicate", "near duplicate", "removed"]
     assert not [reason for reason in reasons if "dropped as" in plain_reason(Drop("reading", reason))]
     assert plain_reason(Drop("reading", "format .x: no title")) == 'was dropped as "format .x: no title"'
