@@ -128,6 +128,10 @@ def test_filters_of_other_settings_at_the_same_place_are_steps_of_their_sources(
     assert found["filter 1 metadata (of a, c)"] == (8, {"not score >= 1": 2}, 6)
     assert found["filter 1 metadata (of b)"] == (4, {"not score >= 2": 2}, 2)
     assert found["cleaning"] == (12, {}, 12)
+    card = (output / "DATA_CARD.md").read_text().replace("\\", "")
+    own = [line for line in card.splitlines() if line.startswith("  - source ")]
+    assert [line.partition(":")[0] for line in own] == ["  - source a", "  - source b", "  - source c"]
+    assert '"score &gt;= 2"' in own[1] and '"score &gt;= 2"' not in own[0] + own[2]
     added = prepared(
         {"e": written(tmp_path, "e", rows)},
         small_tokenizer,
