@@ -105,6 +105,13 @@ def test_a_dry_run_shows_the_drops_of_each_step(small_tokenizer: Path, tmp_path:
     arguments = ["--tokenizer", str(small_tokenizer), "--output", str(tmp_path / "set"), "--config", str(config)]
     assert command("shards", *arguments, "--dry-run", "--describe") == 0
     assert f"left out of own: 1 filter 1 {REASON}: empty, 1 filter 1 {REASON}: removed, " in command.output
+    odd = [{"first": f"reason {number}"} for number in range(10)]
+    written(tmp_path, "own", [*ROWS, *odd, odd[0]])
+    assert command("shards", *arguments, "--dry-run") == 0
+    assert f"left out of own: 2 filter 1 {REASON}: reason 0, " in command.output
+    assert ", 12 of 12 other reasons\n" in command.output
+    written(tmp_path, "own", ROWS)
+    assert command("shards", *arguments, "--dry-run", "--describe") == 0
     rows = [line.split() for line in command.output.partition("\n#")[2].splitlines()[1:]]
     described = {row[0]: (row[1], row[2], row[-3]) for row in rows if row and row[0].isdigit()}
     assert [described[str(number)][2] for number in range(1, 6)] == ["0", "2", "1", "3", "1"]
