@@ -176,13 +176,16 @@ def described_drops(dropped: Counter[Drop], num_empty_files: int = 0) -> str:
 
 
 def _nothing_left(plan: Plan, dropped: Counter[Drop], num_empty_files: int) -> UserError:
-    steps = {drop.step for drop in dropped}
+    steps = Counter[str]()
+    for drop, count in dropped.items():
+        steps[EARLIER_FILTERING if place_of_filter(drop.step) is not None else drop.step] += count
+    outside_limits = dropped[Drop(CLEANING, "too short")] + dropped[Drop(CLEANING, "too long")]
     fix = "give files that hold text"
-    if EARLIER_FILTERING in steps or any(place_of_filter(step) is not None for step in steps):
+    if steps[EARLIER_FILTERING] > outside_limits:
         fix = "loosen documents.filters, or give other files"
-    elif dropped[Drop(CLEANING, "too short")] or dropped[Drop(CLEANING, "too long")]:
+    elif outside_limits:
         fix = "loosen documents.min_document_characters or max_document_characters, or give other files"
-    elif steps & {DEDUPLICATION, TAKEDOWNS}:
+    elif steps.keys() & {DEDUPLICATION, TAKEDOWNS}:
         fix = "give files with documents that were not removed from the data set"
     where = f"{storage.redact(plan.inputs[0].url)}: " if len(plan.inputs) == 1 else ""
     return UserError(
