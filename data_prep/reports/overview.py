@@ -14,7 +14,7 @@ from data_prep.dataset.manifest_records import RemovalRecord, StepRecord, own_bu
 from data_prep.documents.drops import EARLIER_FILTERING, REMOVAL, Drop, name_of_filter, place_of_filter
 from data_prep.filters.protocol import UNUSABLE
 
-_MOST_REASONS = 3  # that a sentence or a cell names
+_MOST_REASONS = 3  # that a sentence or a cell names, before it adds up others
 NOT_STATED = "not stated"
 _WHY = "because the document ..."
 
@@ -188,12 +188,12 @@ def source_overview(manifest: Manifest) -> Table:
                 source.name,
                 f"{came_in:,}",
                 f"{source.documents:,}",
-                f"{source.documents / came_in:.1%}" if came_in else "-",
+                _percent(source.documents, came_in) if came_in else "-",
                 f"{drops.total():,}",
                 _most(_by_words(drops)) or "-",
                 f"{removed:,}",
                 f"{source.tokens:,}",
-                f"{share:.1%}" if share else "-",
+                _percent(share, 1.0) if share else "-",
                 f"{repetitions:,.2f}" if share else "-",
                 source.license or NOT_STATED,
             )
@@ -266,9 +266,11 @@ def _by_words(drops: Counter[Drop]) -> Counter[str]:
 
 
 def _most(words: Counter[str]) -> str:
-    found = words.most_common(_MOST_REASONS)
-    others = words.total() - sum(count for _, count in found)
-    return _listed([*found, ("was left out for other reasons", others)] if others else found)
+    found = words.most_common()
+    if len(found) > _MOST_REASONS + 1:
+        others = [count for _, count in found[_MOST_REASONS:]]
+        found[_MOST_REASONS:] = [(f"was left out for one of {len(others):,} other reasons", sum(others))]
+    return _listed(found)
 
 
 def _listed(words: Sequence[tuple[str, int]]) -> str:
@@ -284,4 +286,12 @@ def _were(number: int) -> str:
 
 
 def _part(number: int, of: int) -> str:
-    return f"{number:,} ({number / of:.1%})" if of else f"{number:,}"
+    return f"{number:,} ({_percent(number, of)})" if of else f"{number:,}"
+
+
+def _percent(number: float, of: float) -> str:
+    """Return a part in percent; a part that is neither all nor nothing does not look so."""
+    rounded = f"{number / of:.1%}"
+    if rounded == "100.0%" and number < of:
+        return "over 99.9%"
+    return "under 0.1%" if rounded == "0.0%" and number else rounded

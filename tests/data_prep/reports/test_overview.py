@@ -74,6 +74,24 @@ def test_each_source_has_a_row_that_adds_up(folder: Path) -> None:
     assert [row[0] for row in reason_overview(manifest).rows] == ["1", "2", "3", "4"]
 
 
+def test_parts_and_reasons_are_not_rounded_away(folder: Path) -> None:
+    manifest = open_dataset(folder).manifest
+
+    def with_drops(source: int, reasons: dict[str, int], documents: int) -> dict[str, str]:
+        own = {"dropped": reasons, "dropped_by_step": {"reading": reasons}, "documents": documents}
+        sources = [*manifest.sources]
+        sources[source] = sources[source].model_copy(update=own)
+        return source_rows(manifest.model_copy(update={"sources": tuple(sources)}))[sources[source].name]
+
+    assert with_drops(1, {"not text": 1}, 9_999_999)["kept in %"] == "over 99.9%"
+    assert with_drops(1, {"not text": 9_999_999}, 1)["kept in %"] == "under 0.1%"
+    assert with_drops(1, {}, 3)["kept in %"] == "100.0%" and with_drops(1, {"not text": 3}, 0)["kept in %"] == "0.0%"
+    reasons = {"a": 9, "b": 8, "c": 7, "d": 6}
+    assert with_drops(1, reasons, 9)["because the document ..."].endswith('was dropped as "d" (6)')
+    found = with_drops(1, {**reasons, "e": 5}, 9)["because the document ..."]
+    assert found.endswith('was dropped as "c" (7); was left out for one of 2 other reasons (11)')
+
+
 def test_each_source_with_a_document_has_one_sample(folder: Path, texts: list[str]) -> None:
     samples = read_samples(str(folder), open_dataset(folder).manifest)
     assert [sample.source for sample in samples] == [HOSTILE, "copies"]
