@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from data_prep.dataset.manifest import Manifest
-from data_prep.documents.drops import Drop, by_step, by_summary, drops_of_json, filter_step, name_of_filter, step_order
+from data_prep.documents.drops import (
+    Drop,
+    by_step,
+    by_summary,
+    drops_of_json,
+    filter_step,
+    name_of_filter,
+    step_order,
+    with_places,
+)
+from data_prep.pipeline.sections import read_summary
 from tests.support.data_prep_command import Command
 from tests.support.kill_points import stopped_after
 from tests.support.preparations import prepared
@@ -170,10 +180,45 @@ def test_work_of_an_earlier_release_is_counted_in_the_steps_that_its_reasons_had
     found = drops_of_json({"empty": 2, "filter metadata: x": 3, "near duplicate": 4, "damaged file": 5})
     assert found == {
         Drop("cleaning", "empty"): 2, Drop("filtering", "filter metadata: x"): 3,
-        Drop("deduplication", "near duplicate"): 4, Drop("reading", "damaged file"): 5,
+        Drop("near duplicates", "near duplicate"): 4, Drop("reading", "damaged file"): 5,
     }  # fmt: skip
+    assert drops_of_json({"removed earlier": 2}) == {Drop("takedowns", "removed earlier"): 2}
     assert by_summary(found) == {"damaged file": 5, "empty": 2, "filter metadata: x": 3, "near duplicate": 4}
     assert drops_of_json([["cleaning", "empty", 2]]) == {Drop("cleaning", "empty"): 2}
+    of_filter, unknown = Drop("filter 2 metadata", "x"), Drop("filtering", "filter metadata: x")
+    assert with_places({**found, of_filter: 1}, ["a", "metadata"])[of_filter] == 4
+    assert with_places(found, ["metadata", "metadata"]) == with_places(found, ["a"]) == found
+    assert with_places({unknown: 1}, ["metadata: x", "a"]) == {unknown: 1}
+
+
+@pytest.mark.parametrize("is_twice", [False, True])
+def test_resumed_work_of_an_earlier_release_never_says_that_a_filter_dropped_nothing(
+    is_twice: bool, small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The summaries of earlier releases have reasons alone, with the name of the filter."""
+    rows = [{"score": number} for number in (0, 1, 2, 3)]
+    path, other = written(tmp_path, "own", rows), {"name": REASON, "field": "first"}
+    chain = [
+        {"name": "metadata", "keep": "score >= 1"},
+        {"name": "metadata", "keep": "score >= 2"} if is_twice else other,
+    ]
+    settings: dict[str, Any] = {"documents": documents(chain), "shards": WHOLE}
+    whole = prepared({"own": path}, small_tokenizer, tmp_path / "whole", **settings)
+
+    def as_earlier(url: str) -> tuple[dict[str, Any], Any]:
+        values, counts = read_summary(url)
+        drops = drops_of_json(values["dropped"])
+        return {**values, "dropped": {drop.summary: count for drop, count in drops.items()}}, counts
+
+    monkeypatch.setattr("data_prep.pipeline.map_phase.read_summary", as_earlier)
+    resumed = prepared({"own": path}, small_tokenizer, tmp_path / "resumed", **settings)
+    if is_twice:
+        assert resumed.dropped == whole.dropped
+        assert resumed.sources[0].dropped_by_step == {
+            "filtering": {"filter metadata: not score >= 1": 1, "filter metadata: not score >= 2": 1}
+        }
+    else:
+        assert resumed.to_json() == whole.to_json()
 
 
 @pytest.mark.parametrize("sums", [1, 128])
