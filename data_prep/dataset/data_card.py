@@ -22,6 +22,8 @@ __all__ = ["CARD_NAME", "card_changes", "card_in", "card_problem", "data_card", 
 
 CARD_NAME = "DATA_CARD.md"
 NOT_STATED = "not stated"
+_OF_SOURCES = ("filters", "format", "id_field", "language_field", "text_field", "url_field")
+"""Settings that a source has instead of those of `documents`, besides its language."""
 _SHOWN_CHARACTERS = 120
 
 _RECORD = """
@@ -269,12 +271,17 @@ def _tokenizer(manifest: Manifest, normalization: Mapping[str, Any] | None) -> I
 
 
 def _settings(manifest: Manifest) -> Iterator[str]:
+    earlier = {source.name for source in manifest.sources if source.dropped_by_step is None}  # whose card stays
     for number, config in enumerate(manifest.preparations):
         names = ", ".join(escaped(source["name"]) for source in config.get("sources", []))
         yield f"- {'first preparation' if number == 0 else f'addition {number}'} ({names or 'no source named'})"
         for name, values in sorted(config.items()):
             if name not in ("sources", "addition", "safeguards"):
                 yield f"  - {escaped(name)}: {_values(values) if isinstance(values, dict) else _values({name: values})}"
+        for source in config.get("sources", []):
+            own = {name: source[name] for name in _OF_SOURCES if source.get(name)}
+            if own and source["name"] not in earlier:
+                yield f"  - source {escaped(source['name'])}: {_values(own)}"
 
 
 def _check() -> Iterator[str]:

@@ -51,6 +51,8 @@ _EARLIER: dict[str, tuple[str, ...]] = {
 _SUMMARIES = {
     reason: (number, place) for number, reasons in enumerate(_EARLIER.values()) for place, reason in enumerate(reasons)
 }
+_TODAY = {"removed earlier": TAKEDOWNS, "near duplicate": NEAR_DUPLICATES}
+"""Steps of reasons that were those of deduplication."""
 _UNNAMED = (READING, EARLIER_FILTERING, CLEANING, DEDUPLICATION, NEAR_DUPLICATES, REMOVAL)
 """Steps that messages leave out: their reasons say enough."""
 
@@ -122,8 +124,26 @@ def of_step(step: str, reasons: Mapping[str, int]) -> Counter[Drop]:
 def drops_of_json(values: Mapping[str, int] | Sequence[tuple[str, str, int]]) -> Counter[Drop]:
     """Return the counts of a work file: (step, reason, count) each, or those of an earlier release by reason."""
     if isinstance(values, Mapping):
-        return Counter({earlier_drop(reason): count for reason, count in values.items()})
+        return Counter({drop_of_earlier_work(reason): count for reason, count in values.items()})
     return Counter({Drop(step, reason): count for step, reason, count in values})
+
+
+def drop_of_earlier_work(reason: str) -> Drop:
+    """Return the drop of which a work file of an earlier release has the reason, in the step that has it today."""
+    return Drop(_TODAY[reason], reason) if reason in _TODAY else earlier_drop(reason)
+
+
+def with_places(drops: Mapping[Drop, int], names: Sequence[str]) -> Counter[Drop]:
+    """Return drops in which those of earlier work are in the steps of a chain, where one filter alone has the name."""
+    found = Counter[Drop]()
+    for drop, count in drops.items():
+        named = enumerate(names, 1) if drop.step == EARLIER_FILTERING else ()
+        possible = [each for each in named if drop.reason.startswith(f"{_FILTER_PREFIX}{each[1]}: ")]
+        if len(possible) == 1:
+            ((number, name),) = possible
+            drop = Drop(filter_step(number, name), drop.reason.removeprefix(f"{_FILTER_PREFIX}{name}: "))
+        found[drop] += count
+    return found
 
 
 def earlier_drop(reason: str) -> Drop:

@@ -27,7 +27,7 @@ from data_prep.deduplication.near_duplicates import (
     shard_signatures_url,
     signatures_url,
 )
-from data_prep.documents.drops import DEDUPLICATION, NEAR_DUPLICATES, TAKEDOWNS, Drop, earlier_drop
+from data_prep.documents.drops import DEDUPLICATION, NEAR_DUPLICATES, TAKEDOWNS, Drop, drop_of_earlier_work
 from data_prep.executors.phases import PhaseRunner
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.plan import Plan
@@ -198,7 +198,7 @@ def _read(url: str, group: int) -> tuple[dict[Drop, np.ndarray], list[str]]:
         ids = np.frombuffer(parts.read(0, group), "<u8")
     named = table["counts"]
     if isinstance(named, dict):  # of an earlier release, by reason
-        named = [[*earlier_drop(reason), of_groups] for reason, of_groups in named.items()]
+        named = [[*drop_of_earlier_work(reason), of_groups] for reason, of_groups in named.items()]
     counts = np.array([of_groups for *_, of_groups in named], np.int64)  # (num_drops, num_groups)
     split = np.split(ids.reshape(-1, 2), np.cumsum(counts[:-1, group]))
     return {Drop(step, reason): found for (step, reason, _), found in zip(named, split, strict=True)}, table["files"]

@@ -22,6 +22,7 @@ from data_prep.documents.drops import (
     Drop,
     drops_of_json,
     place_of_filter,
+    step_order,
 )
 from data_prep.executors.phases import Counts, PhaseRunner, Tally, add_up_results, unfinished
 from data_prep.pipeline.job import Job
@@ -147,9 +148,8 @@ def check_sources(
     for number, source in enumerate(plan.config.sources):
         if num_documents[number]:
             continue
-        problem = (
-            f"source {source.name} gives no document ({_reasons(dropped[number], num_empty_files.get(number, 0))})"
-        )
+        why = described_drops(dropped[number], num_empty_files.get(number, 0))
+        problem = f"source {source.name} gives no document ({why})"
         if source.has_own_budget or source.weight is not None or plan.config.total_tokens is not None:
             raise UserError(
                 f"{problem}, but has a weight, max_tokens or epochs, or shares total_tokens",
@@ -164,9 +164,9 @@ def warn_of_source(source: Source, what: str) -> None:
     logger(__name__).warning(printable(f"source {source.name}: {what}"))
 
 
-def _reasons(dropped: Counter[Drop], num_empty_files: int = 0) -> str:
+def described_drops(dropped: Counter[Drop], num_empty_files: int = 0) -> str:
     """Return the reasons for dropped documents, most frequent first."""
-    in_order = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+    in_order = sorted(dropped.items(), key=lambda each: (-each[1], step_order(each[0].step), each[0].reason))
     reasons = [f"{count:,} {drop}" for drop, count in in_order[:_MOST_REASONS]]
     if others := sum(count for _, count in in_order[_MOST_REASONS:]):
         reasons.append(f"{others:,} of {counted(len(in_order) - _MOST_REASONS, 'other reason')}")
@@ -176,17 +176,22 @@ def _reasons(dropped: Counter[Drop], num_empty_files: int = 0) -> str:
 
 
 def _nothing_left(plan: Plan, dropped: Counter[Drop], num_empty_files: int) -> UserError:
-    steps = {drop.step for drop in dropped}
+    steps = Counter[str]()
+    for drop, count in dropped.items():
+        steps[EARLIER_FILTERING if place_of_filter(drop.step) is not None else drop.step] += count
+    outside_limits = dropped[Drop(CLEANING, "too short")] + dropped[Drop(CLEANING, "too long")]
     fix = "give files that hold text"
-    if EARLIER_FILTERING in steps or any(place_of_filter(step) is not None for step in steps):
+    if steps[EARLIER_FILTERING] > outside_limits:
         fix = "loosen documents.filters, or give other files"
-    elif dropped[Drop(CLEANING, "too short")] or dropped[Drop(CLEANING, "too long")]:
+    elif outside_limits:
         fix = "loosen documents.min_document_characters or max_document_characters, or give other files"
-    elif steps & {DEDUPLICATION, TAKEDOWNS}:
+    elif steps.keys() & {DEDUPLICATION, TAKEDOWNS}:
         fix = "give files with documents that were not removed from the data set"
     where = f"{storage.redact(plan.inputs[0].url)}: " if len(plan.inputs) == 1 else ""
     return UserError(
-        f"{where}nothing is left of the inputs ({_reasons(dropped, num_empty_files)})", fix=fix, code="nothing-left"
+        f"{where}nothing is left of the inputs ({described_drops(dropped, num_empty_files)})",
+        fix=fix,
+        code="nothing-left",
     )
 
 

@@ -24,7 +24,7 @@ from data_prep.dataset.manifest_records import (
 )
 from data_prep.dataset.safeguards import ADDITION, SAFEGUARDS, check_source_names, write_filter_lists
 from data_prep.dataset.versions import next_version, publish
-from data_prep.documents.drops import by_step, by_summary, filter_step
+from data_prep.documents.drops import EARLIER_FILTERING, by_step, by_summary, filter_step, with_places
 from data_prep.pipeline.inheritance import filter_lists, given_filters
 from data_prep.pipeline.job import dtype_name
 from data_prep.pipeline.map_phase import MapSummary
@@ -157,9 +157,11 @@ def _source_records(plan: Plan, summary: MapSummary, totals: ShardTotals) -> tup
     for number, source in enumerate(plan.config.sources):
         counts = totals.source_counts[plan.first_source + number].tolist()
         documents, sentences, tokens, words, text_bytes = counts
-        dropped = summary.dropped[number] + totals.dropped[number]
-        filters = plan.reading.settings[number].filters
-        chain: dict[str, dict[str, int]] = {filter_step(place, each.name): {} for place, each in enumerate(filters, 1)}
+        names = [each.name for each in plan.reading.settings[number].filters]
+        dropped = with_places(summary.dropped[number] + totals.dropped[number], names)
+        chain: dict[str, dict[str, int]] = {filter_step(place, name): {} for place, name in enumerate(names, 1)}
+        if any(drop.step == EARLIER_FILTERING for drop in dropped):
+            chain = {}  # which of two filters of one name dropped them is unknown: none states that it dropped nothing
         records.append(
             SourceRecord(
                 name=source.name,

@@ -8,8 +8,9 @@ from data_prep.base.errors import UserError
 from data_prep.base.table import Column, Table
 from data_prep.base.terminal import counted, listed, printable
 from data_prep.config.preparation_config import INHERITED_BY_SOURCES, DocumentSettings
-from data_prep.documents.drops import CLEANING, DEDUPLICATION, ENCODING, FILTERED_TEXT, READING, filter_step, step_order
+from data_prep.documents.drops import CLEANING, DEDUPLICATION, ENCODING, FILTERED_TEXT, READING, filter_step
 from data_prep.filters.registry import without_logins
+from data_prep.pipeline.map_phase import described_drops
 from data_prep.pipeline.plan import BUDGETS, Plan
 from data_prep.pipeline.publication import planned_use
 from data_prep.reports.estimate import Estimate, Figures
@@ -138,9 +139,8 @@ def _drops(found: Estimate) -> Iterator[str]:
     """Yield what the steps leave out of the sample of each source, the most first."""
     for name, drops in found.drops.items():
         if drops:
-            in_order = sorted(drops.items(), key=lambda each: (-each[1], step_order(each[0].step), each[0].reason))
-            what = listed([f"{count:,} {drop}" for drop, count in in_order])
-            yield printable(f"  left out of {name}{'' if found.is_all else ' in the sample'}: {what}")
+            of = "" if found.is_all else " in the sample"
+            yield printable(f"  left out of {name}{of}: {described_drops(drops)}")
 
 
 def _own_settings(plan: Plan) -> Iterator[str]:

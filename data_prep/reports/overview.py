@@ -14,7 +14,7 @@ from data_prep.dataset.manifest_records import RemovalRecord, StepRecord, own_bu
 from data_prep.documents.drops import EARLIER_FILTERING, REMOVAL, Drop, name_of_filter, place_of_filter
 from data_prep.filters.protocol import UNUSABLE
 
-_MOST_REASONS = 3  # that a sentence or a cell names
+_MOST_REASONS = 3  # that a sentence or a cell names, before it adds up others
 NOT_STATED = "not stated"
 _WHY = "because the document ..."
 
@@ -88,7 +88,7 @@ _OF_FILTERS = {
     ),
 }
 """Of filters by name, and of datatrove's: patterns of their reasons, and what each means, after "the document ..."."""
-_EARLIER_REASON = re.compile(rf"filter ((?:{'|'.join(_OF_FILTERS)})(?::\w+)?): (.*)", re.DOTALL)
+_EARLIER_REASON = re.compile(rf"filter ({'|'.join(_OF_FILTERS)}|datatrove:\w+): (.*)", re.DOTALL)
 
 
 def plain_reason(drop: Drop) -> str:
@@ -100,7 +100,9 @@ def plain_reason(drop: Drop) -> str:
         return _REASONS[reason]
     if name is not None and reason == UNUSABLE:
         return "has values that the filter cannot judge"
-    for pattern, meaning in _OF_FILTERS.get((name or "").partition(":")[0], ()):
+    # The module of a user's own filter, as in `language:check`, may have the name of a built-in filter.
+    known = "datatrove" if name is not None and name.startswith("datatrove:") else name or ""
+    for pattern, meaning in _OF_FILTERS.get(known, ()):
         if found := re.fullmatch(pattern, reason, re.DOTALL):
             return meaning.format(*found.groups())
     return f'was dropped as "{reason}"'
@@ -128,8 +130,13 @@ class TrainingUse(NamedTuple):
 
 
 def training_use(manifest: Manifest) -> TrainingUse:
-    """Return the use of each source by a run with this data set alone, as `trainer` mixes them, without padding."""
-    sources, tokens = manifest.sources, [float(source.tokens) for source in manifest.sources]
+    """Return the use of each source by a run with this data set alone, as `trainer` mixes them, without padding.
+
+    Where shards hold several sources, a source has the same part of valid as of the data set.
+    """
+    sources, train_tokens = manifest.sources, manifest.train.tokens
+    train_part = train_tokens / max(train_tokens + manifest.valid.tokens, 1)
+    tokens = [train_part * source.tokens for source in sources]
     if manifest.has_source_budgets:
         of_source = Counter[str | None]()
         for shard in manifest.train.shards:
@@ -181,12 +188,12 @@ def source_overview(manifest: Manifest) -> Table:
                 source.name,
                 f"{came_in:,}",
                 f"{source.documents:,}",
-                f"{source.documents / came_in:.1%}" if came_in else "-",
+                _percent(source.documents, came_in) if came_in else "-",
                 f"{drops.total():,}",
                 _most(_by_words(drops)) or "-",
                 f"{removed:,}",
                 f"{source.tokens:,}",
-                f"{share:.1%}" if share else "-",
+                _percent(share, 1.0) if share else "-",
                 f"{repetitions:,.2f}" if share else "-",
                 source.license or NOT_STATED,
             )
@@ -259,9 +266,11 @@ def _by_words(drops: Counter[Drop]) -> Counter[str]:
 
 
 def _most(words: Counter[str]) -> str:
-    found = words.most_common(_MOST_REASONS)
-    others = words.total() - sum(count for _, count in found)
-    return _listed([*found, ("was left out for other reasons", others)] if others else found)
+    found = words.most_common()
+    if len(found) > _MOST_REASONS + 1:
+        others = [count for _, count in found[_MOST_REASONS:]]
+        found[_MOST_REASONS:] = [(f"was left out for one of {len(others):,} other reasons", sum(others))]
+    return _listed(found)
 
 
 def _listed(words: Sequence[tuple[str, int]]) -> str:
@@ -277,4 +286,12 @@ def _were(number: int) -> str:
 
 
 def _part(number: int, of: int) -> str:
-    return f"{number:,} ({number / of:.1%})" if of else f"{number:,}"
+    return f"{number:,} ({_percent(number, of)})" if of else f"{number:,}"
+
+
+def _percent(number: float, of: float) -> str:
+    """Return a part in percent; a part that is neither all nor nothing does not look so."""
+    rounded = f"{number / of:.1%}"
+    if rounded == "100.0%" and number < of:
+        return "over 99.9%"
+    return "under 0.1%" if rounded == "0.0%" and number else rounded

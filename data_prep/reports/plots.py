@@ -26,7 +26,8 @@ _FEWEST_BARS = 8  # fewer bars leave space below them, so that none is a block
 _MOST_TOKENS = 12
 _MOST_SOURCES = 30
 _MOST_SHARDS_AS_BARS = 200
-_LABEL_CHARACTERS = 28
+_MOST_REASONS = 40
+_LABEL_CHARACTERS, _REASON_CHARACTERS = 28, 70
 _BINS_PER_OCTAVE = 2
 
 
@@ -92,11 +93,20 @@ def _sentence_lengths(axes: Axes, statistics: Statistics) -> None:
 
 def _drop_reasons(axes: Axes, statistics: Statistics) -> None:
     reasons = [
-        (f"{step.title}: {reason}", float(count))
+        (_shortened(f"{step.title}: {reason}"), float(count))
         for step in statistics.manifest.steps
         for reason, count in step.dropped.items()
     ]
-    _bars(axes, reasons, "documents")
+    fewest = sorted(range(len(reasons)), key=lambda number: -reasons[number][1])[_MOST_REASONS:]
+    others = sum(reasons[number][1] for number in fewest)
+    shown = [each for number, each in enumerate(reasons) if number not in {*fewest}]
+    _bars(axes, [*shown, *([(f"{len(fewest):,} others", others)] if fewest else [])], "documents")
+
+
+def _shortened(reason: str) -> str:
+    """Return a step with its reason so that it fits beside a bar: without its middle, which names sources."""
+    half = _REASON_CHARACTERS // 2
+    return reason if len(reason) <= _REASON_CHARACTERS else f"{reason[:half]}\u2026{reason[1 - half :]}"
 
 
 def _frequent_tokens(axes: Axes, statistics: Statistics) -> None:

@@ -3,12 +3,12 @@
     python tests/benchmarks/domain.py --general FILES --law FILES --work DIR --results FILE [--runs N]
 
 For each seed an encoder (`small_cpu`) is trained on general text without law, and then continued by the preset
-`continue_domain` at its sizes: on law alone, and with general text. Of the documents of law, `SHARES` are read by the
-continued models, held out of them for the loss, and labeled. Losses are those of `encoder_runs.py` on the valid splits
-of both texts: rows of 128, 15% masked, in transformers, in fp32. Accuracy is that of `launch/finetune.py` on the
-labeled texts, each of which names the title of the code that its section belongs to, from the path in `source`.
-Headings and all citations are removed, since they have the number of the title; texts are the first
-`CHARACTERS` of a section's paragraphs; sections of train and test differ. The texts stay in --work.
+`continue_domain` at its sizes: on law alone, and with general text. `SHARES` divides the documents of law: the models
+are continued on the first part, whose valid split gives the loss; the second part is labeled. Losses are those of
+`encoder_runs.py` on the valid splits of both texts: rows of 128, 15% masked, in transformers, in fp32. Accuracy is that
+of `launch/finetune.py` on the labeled texts. A label is the title of the code to which a section belongs, by the path
+in `source`. A text is one of the first `PARTS` pieces of a section, of up to `CHARACTERS` each, without headings and
+citations, since these contain the number of the title. No section is in both train and test. The texts stay in --work.
 
 A row that is in --results is skipped, so the same command resumes; --runs ends it after so many new rows.
 """
@@ -41,7 +41,7 @@ RATE = 1e-3
 """Of all seeds: a third of the peak of `small_cpu`, as ModernBERT's last stages have of theirs."""
 PART_SEED = 5
 SHARES = {"continued": 0.6, "labeled": 1.0}
-"""Upper ends of the shares of the documents of law; a part of the first ones is the valid split."""
+"""Upper ends of the parts of the documents of law, from 0 to 1."""
 NUM_TITLES, CHARACTERS, PARTS = 10, 350, 3
 TEST_SHARE = 0.6
 BATCH = ("training.global_batch_tokens=2048", "training.micro_batch_tokens=2048")

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from data_prep.dataset.manifest import Manifest
-from data_prep.documents.drops import Drop, by_step, by_summary, drops_of_json, filter_step, name_of_filter, step_order
+from data_prep.documents.drops import (
+    Drop,
+    by_step,
+    by_summary,
+    drops_of_json,
+    filter_step,
+    name_of_filter,
+    step_order,
+    with_places,
+)
+from data_prep.pipeline.sections import read_summary
 from tests.support.data_prep_command import Command
 from tests.support.kill_points import stopped_after
 from tests.support.preparations import prepared
@@ -105,6 +115,13 @@ def test_a_dry_run_shows_the_drops_of_each_step(small_tokenizer: Path, tmp_path:
     arguments = ["--tokenizer", str(small_tokenizer), "--output", str(tmp_path / "set"), "--config", str(config)]
     assert command("shards", *arguments, "--dry-run", "--describe") == 0
     assert f"left out of own: 1 filter 1 {REASON}: empty, 1 filter 1 {REASON}: removed, " in command.output
+    odd = [{"first": f"reason {number}"} for number in range(10)]
+    written(tmp_path, "own", [*ROWS, *odd, odd[0]])
+    assert command("shards", *arguments, "--dry-run") == 0
+    assert f"left out of own: 2 filter 1 {REASON}: reason 0, " in command.output
+    assert ", 12 of 12 other reasons\n" in command.output
+    written(tmp_path, "own", ROWS)
+    assert command("shards", *arguments, "--dry-run", "--describe") == 0
     rows = [line.split() for line in command.output.partition("\n#")[2].splitlines()[1:]]
     described = {row[0]: (row[1], row[2], row[-3]) for row in rows if row and row[0].isdigit()}
     assert [described[str(number)][2] for number in range(1, 6)] == ["0", "2", "1", "3", "1"]
@@ -128,6 +145,10 @@ def test_filters_of_other_settings_at_the_same_place_are_steps_of_their_sources(
     assert found["filter 1 metadata (of a, c)"] == (8, {"not score >= 1": 2}, 6)
     assert found["filter 1 metadata (of b)"] == (4, {"not score >= 2": 2}, 2)
     assert found["cleaning"] == (12, {}, 12)
+    card = (output / "DATA_CARD.md").read_text().replace("\\", "")
+    own = [line for line in card.splitlines() if line.startswith("  - source ")]
+    assert [line.partition(":")[0] for line in own] == ["  - source a", "  - source b", "  - source c"]
+    assert '"score &gt;= 2"' in own[1] and '"score &gt;= 2"' not in own[0] + own[2]
     added = prepared(
         {"e": written(tmp_path, "e", rows)},
         small_tokenizer,
@@ -159,10 +180,45 @@ def test_work_of_an_earlier_release_is_counted_in_the_steps_that_its_reasons_had
     found = drops_of_json({"empty": 2, "filter metadata: x": 3, "near duplicate": 4, "damaged file": 5})
     assert found == {
         Drop("cleaning", "empty"): 2, Drop("filtering", "filter metadata: x"): 3,
-        Drop("deduplication", "near duplicate"): 4, Drop("reading", "damaged file"): 5,
+        Drop("near duplicates", "near duplicate"): 4, Drop("reading", "damaged file"): 5,
     }  # fmt: skip
+    assert drops_of_json({"removed earlier": 2}) == {Drop("takedowns", "removed earlier"): 2}
     assert by_summary(found) == {"damaged file": 5, "empty": 2, "filter metadata: x": 3, "near duplicate": 4}
     assert drops_of_json([["cleaning", "empty", 2]]) == {Drop("cleaning", "empty"): 2}
+    of_filter, unknown = Drop("filter 2 metadata", "x"), Drop("filtering", "filter metadata: x")
+    assert with_places({**found, of_filter: 1}, ["a", "metadata"])[of_filter] == 4
+    assert with_places(found, ["metadata", "metadata"]) == with_places(found, ["a"]) == found
+    assert with_places({unknown: 1}, ["metadata: x", "a"]) == {unknown: 1}
+
+
+@pytest.mark.parametrize("is_twice", [False, True])
+def test_resumed_work_of_an_earlier_release_never_says_that_a_filter_dropped_nothing(
+    is_twice: bool, small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The summaries of earlier releases have reasons alone, with the name of the filter."""
+    rows = [{"score": number} for number in (0, 1, 2, 3)]
+    path, other = written(tmp_path, "own", rows), {"name": REASON, "field": "first"}
+    chain = [
+        {"name": "metadata", "keep": "score >= 1"},
+        {"name": "metadata", "keep": "score >= 2"} if is_twice else other,
+    ]
+    settings: dict[str, Any] = {"documents": documents(chain), "shards": WHOLE}
+    whole = prepared({"own": path}, small_tokenizer, tmp_path / "whole", **settings)
+
+    def as_earlier(url: str) -> tuple[dict[str, Any], Any]:
+        values, counts = read_summary(url)
+        drops = drops_of_json(values["dropped"])
+        return {**values, "dropped": {drop.summary: count for drop, count in drops.items()}}, counts
+
+    monkeypatch.setattr("data_prep.pipeline.map_phase.read_summary", as_earlier)
+    resumed = prepared({"own": path}, small_tokenizer, tmp_path / "resumed", **settings)
+    if is_twice:
+        assert resumed.dropped == whole.dropped
+        assert resumed.sources[0].dropped_by_step == {
+            "filtering": {"filter metadata: not score >= 1": 1, "filter metadata: not score >= 2": 1}
+        }
+    else:
+        assert resumed.to_json() == whole.to_json()
 
 
 @pytest.mark.parametrize("sums", [1, 128])

@@ -257,13 +257,16 @@ def test_bad_input_stops_or_is_counted_by_reason(small_corpus: Path, tokenizer: 
 def test_an_empty_result_names_the_settings_to_loosen(tokenizer: Tokenizer, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": f"Text {n}.", "score": n % 3}) + "\n" for n in range(1_500)))
-    for filters, reasons, fix in (
-        ([{"name": "metadata", "keep": "score >= 5"}], "1,500 filter 1 metadata: not score >= 5", "documents.filters"),
-        ([], "1,500 too short", "min_document_characters"),
+    for least, shortest, reasons, fix in (
+        (5, 1, "1,500 filter 1 metadata: not score >= 5", "documents.filters"),
+        (0, 99, "1,500 too short", "min_document_characters"),
+        (1, 99, "1,000 too short, 500 filter 1 metadata: not score >= 1", "min_document_characters"),
+        (2, 99, "1,000 filter 1 metadata: not score >= 2, 500 too short", "documents.filters"),
     ):
-        settings = {"metadata_fields": ["score"], "filters": filters, "min_document_characters": 1 if filters else 99}
+        filters = [{"name": "metadata", "keep": f"score >= {least}"}]
+        settings = {"metadata_fields": ["score"], "filters": filters, "min_document_characters": shortest}
         with pytest.raises(UserError, match=re.escape(reasons), check=coded("nothing-left")) as caught:
-            make([corpus], tokenizer, tmp_path / f"out{len(filters)}", documents=settings)
+            make([corpus], tokenizer, tmp_path / f"out{least}", documents=settings)
         assert fix in caught.value.fix and str(corpus) in caught.value.problem
 
 

@@ -74,6 +74,24 @@ def test_each_source_has_a_row_that_adds_up(folder: Path) -> None:
     assert [row[0] for row in reason_overview(manifest).rows] == ["1", "2", "3", "4"]
 
 
+def test_parts_and_reasons_are_not_rounded_away(folder: Path) -> None:
+    manifest = open_dataset(folder).manifest
+
+    def with_drops(source: int, reasons: dict[str, int], documents: int) -> dict[str, str]:
+        own = {"dropped": reasons, "dropped_by_step": {"reading": reasons}, "documents": documents}
+        sources = [*manifest.sources]
+        sources[source] = sources[source].model_copy(update=own)
+        return source_rows(manifest.model_copy(update={"sources": tuple(sources)}))[sources[source].name]
+
+    assert with_drops(1, {"not text": 1}, 9_999_999)["kept in %"] == "over 99.9%"
+    assert with_drops(1, {"not text": 9_999_999}, 1)["kept in %"] == "under 0.1%"
+    assert with_drops(1, {}, 3)["kept in %"] == "100.0%" and with_drops(1, {"not text": 3}, 0)["kept in %"] == "0.0%"
+    reasons = {"a": 9, "b": 8, "c": 7, "d": 6}
+    assert with_drops(1, reasons, 9)["because the document ..."].endswith('was dropped as "d" (6)')
+    found = with_drops(1, {**reasons, "e": 5}, 9)["because the document ..."]
+    assert found.endswith('was dropped as "c" (7); was left out for one of 2 other reasons (11)')
+
+
 def test_each_source_with_a_document_has_one_sample(folder: Path, texts: list[str]) -> None:
     samples = read_samples(str(folder), open_dataset(folder).manifest)
     assert [sample.source for sample in samples] == [HOSTILE, "copies"]
@@ -122,6 +140,14 @@ def test_shares_and_repetitions_follow_weights_and_budgets(
     assert use.shares == pytest.approx(shares) and use.repetitions == pytest.approx(repetitions)
 
 
+def test_a_run_without_budgets_reads_what_is_for_training_once(folder: Path) -> None:
+    manifest = open_dataset(folder).manifest
+    assert manifest.valid.tokens, "else this test says nothing"
+    use = training_use(manifest)
+    assert use.run_tokens == pytest.approx(manifest.train.tokens)
+    assert use.repetitions == pytest.approx([1.0, 1.0, 0.0])
+
+
 def test_reasons_of_filters_are_plain_words_and_those_of_users_stay() -> None:
     words = {
         ("datatrove:GopherQualityFilter", "gopher_short_doc"): "has too few words",
@@ -133,13 +159,16 @@ def test_reasons_of_filters_are_plain_words_and_those_of_users_stay() -> None:
         ("language", "fr"): "is in another language (fr)",
         ("mine:filter", "empty"): 'was dropped as "empty"',
         ("mine:filter", "gopher_short_doc"): 'was dropped as "gopher_short_doc"',
+        ("language:check", "boring"): 'was dropped as "boring"',
+        ("metadata:check", "no title"): 'was dropped as "no title"',
         ("datatrove:Mine", "no_such_reason"): 'was dropped as "no_such_reason"',
     }
     for (name, reason), meaning in words.items():
         assert plain_reason(Drop(filter_step(3, name), reason)) == meaning
-        if name != "mine:filter":
+        if name not in {"mine:filter", "language:check", "metadata:check"}:
             assert plain_reason(Drop("filtering", f"filter {name}: {reason}")) == meaning
-    assert plain_reason(Drop("filtering", "filter mine:filter: empty")) == 'was dropped as "filter mine:filter: empty"'
+    for summary in ("filter mine:filter: empty", "filter language:check: boring"):
+        assert plain_reason(Drop("filtering", summary)) == f'was dropped as "{summary}"'
     reasons = [*READING_REASONS, "empty", "too short", "too long", "duplicate", "near duplicate", "removed"]
     assert not [reason for reason in reasons if "dropped as" in plain_reason(Drop("reading", reason))]
     assert plain_reason(Drop("reading", "format .x: no title")) == 'was dropped as "format .x: no title"'

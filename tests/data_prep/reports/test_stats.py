@@ -18,6 +18,7 @@ import safetensors.numpy
 from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UserError
 from data_prep.dataset.data_card import data_card
+from data_prep.documents.drops import Drop, by_summary
 from data_prep.reports import plots
 from data_prep.reports.page import read_samples, render_page, write_page
 from data_prep.reports.plots import draw_plots
@@ -244,6 +245,24 @@ def test_sources_beyond_the_thirtieth_share_a_bar(shards: HostileShards, monkeyp
             others = range(30, number)
             assert (len(bars), last) == (30, (f"{len(others)} others", float(sum(1000 - n for n in others))))
         assert [name for name, _ in bars] == [f"source {n:02}" for n in range(len(bars))]
+
+
+def test_long_and_rare_reasons_leave_room_for_the_bars(shards: HostileShards, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[list[tuple[str, float]]] = []
+    monkeypatch.setattr(plots, "_bars", lambda axes, bars, label: drawn.append(list(bars)))
+    manifest = shards.statistics.manifest
+    reasons = {f"{'long ' * 30}{number:02}": number + 1 for number in range(42)}
+    steps = {"filter 1 mine": reasons}
+    source = manifest.sources[0].model_copy(
+        update={"dropped": by_summary(Counter({Drop(s, r): n for s, of in steps.items() for r, n in of.items()}))}
+    )
+    sources = (source.model_copy(update={"dropped_by_step": steps}),)
+    statistics = replace(shards.statistics, manifest=manifest.model_copy(update={"sources": sources}))
+    plots._drop_reasons(None, statistics)  # type: ignore[arg-type]
+    *bars, last = drawn.pop()
+    assert last == ("2 others", 3.0) and [count for _, count in bars] == [float(number) for number in range(3, 43)]
+    assert all(len(name) == 70 and name.startswith("filter 1 mine: long ") for name, _ in bars)
+    assert [name[-2:] for name, _ in bars] == [f"{number:02}" for number in range(2, 42)]
 
 
 def test_the_page_begins_with_what_was_kept_and_ends_with_the_card(shards: HostileShards) -> None:
