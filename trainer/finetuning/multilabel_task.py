@@ -35,6 +35,13 @@ class MultilabelTask(SequenceTask):
     def head_options(self) -> dict[str, Any]:
         return {**super().head_options(), "problem_type": "multi_label_classification"}
 
+    def read_label_column(self, cells: list[Any]) -> list[Any]:
+        """Split all texts at commas if one of them has a comma, so that a class alone may contain spaces too."""
+        texts = [isinstance(cell, str) and not is_missing(cell) for cell in cells]
+        if not any("," in cell for cell, is_text in zip(cells, texts, strict=True) if is_text):
+            return cells
+        return [cell.split(",") if is_text else cell for cell, is_text in zip(cells, texts, strict=True)]
+
     def parse_label(self, cell: Any, text: Any) -> list[str]:
         """Parse a list of classes, or a text with commas between them, or else with spaces."""
         if isinstance(cell, str):

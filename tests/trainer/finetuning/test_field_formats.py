@@ -110,6 +110,25 @@ def test_a_conll_file_with_tabs_has_comments_and_words_with_spaces(tmp_path: Pat
         read_table(path)
 
 
+def test_a_word_of_a_conll_file_may_have_a_no_break_space(tmp_path: Path) -> None:
+    path = tmp_path / "train.conll"
+    path.write_text("10\u00a0000 O \n \u3000  O\nc I-X\n", encoding="utf-8")
+    assert read_table(path).to_numpy().tolist() == [[["10\u00a0000", "\u3000", "c"], ["O", "O", "B-X"]]]
+
+
+def test_a_comma_in_one_cell_makes_spaces_part_of_the_classes_of_the_others(tmp_path: Path) -> None:
+    columns = Columns("text", None, "label")
+    for labels, expected in (
+        (["sci fi, drama", "sci fi", "drama"], [["sci fi", "drama"], ["sci fi"], ["drama"]]),
+        (["sci fi", "fi", "drama"], [["sci", "fi"], ["fi"], ["drama"]]),
+    ):
+        rows = [f"a{number}\t{label}" for number, label in enumerate(labels * 20)]
+        (tmp_path / "a.tsv").write_text("\n".join(["text\tlabel", *rows]))
+        _, examples = read_task("multilabel_classification", Files(tmp_path / "a.tsv"), columns, 0)
+        read = {text: label for part in examples.values() for text, label in zip(part.texts, part.labels, strict=True)}
+        assert [read[f"a{number}"] for number in range(3)] == expected
+
+
 @pytest.mark.parametrize(
     ("tags", "expected"),
     [
