@@ -121,10 +121,12 @@ def test_a_comma_in_one_cell_makes_spaces_part_of_the_classes_of_the_others(tmp_
     for labels, expected in (
         (["sci fi, drama", "sci fi", "drama"], [["sci fi", "drama"], ["sci fi"], ["drama"]]),
         (["sci fi", "fi", "drama"], [["sci", "fi"], ["fi"], ["drama"]]),
+        (['["sci fi", "fi"]', "fi drama", "[b]"], [["sci fi", "fi"], ["fi", "drama"], ["[b]"]]),
     ):
         rows = [f"a{number}\t{label}" for number, label in enumerate(labels * 20)]
         (tmp_path / "a.tsv").write_text("\n".join(["text\tlabel", *rows]))
-        _, examples = read_task("multilabel_classification", Files(tmp_path / "a.tsv"), columns, 0)
+        files = Files(tmp_path / "a.tsv", quoting=False)
+        _, examples = read_task("multilabel_classification", files, columns, 0)
         read = {text: label for part in examples.values() for text, label in zip(part.texts, part.labels, strict=True)}
         assert [read[f"a{number}"] for number in range(3)] == expected
 
