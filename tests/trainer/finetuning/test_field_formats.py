@@ -49,6 +49,12 @@ def test_squad_is_read_and_a_question_without_an_answer_is_refused_with_the_reas
         read_task("question_answering", Files(path), SQUAD, 0)
 
 
+def test_an_answer_beside_its_place_is_refused_as_such(tmp_path: Path) -> None:
+    shifted = {"question": "Who sat?", "answers": [{"text": "The cat", "answer_start": 1}]}
+    with pytest.raises(UsageError, match="'The cat' is not at character 1 of the context", check=coded("invalid-cell")):
+        read_task("question_answering", Files(squad(tmp_path, shifted)), SQUAD, 0)
+
+
 def test_bad_rows_are_skipped_by_request_and_counted(tmp_path: Path, preprocessor: Preprocessor) -> None:
     path = squad(tmp_path, ANSWERED, IMPOSSIBLE, *[ANSWERED] * 60, {"question": "x", "answers": [{"text": "y"}]})
     task, examples = read_task("question_answering", Files(path, skip_bad=True), SQUAD, 0)
