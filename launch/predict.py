@@ -149,7 +149,15 @@ def read_texts(arguments: argparse.Namespace, columns: Columns | None, task: Tas
             code="missing-text-column",
         )
     parse = task.parse_label if columns.label else None
-    examples = read_examples(arguments.input, columns, task.parse_text, parse, arguments.quoting, skip_bad=True)
+    examples = read_examples(
+        arguments.input,
+        columns,
+        task.parse_text,
+        parse,
+        arguments.quoting,
+        skip_bad=True,
+        read_label_column=task.read_label_column,
+    )
     for warning in examples.warnings("no prediction"):
         print(warning, file=sys.stderr)
     return examples

@@ -76,8 +76,11 @@ def read_examples(
     header: bool = True,
     skip_incomplete: bool = False,
     skip_bad: bool = False,
+    read_label_column: Callable[[list[Any]], list[Any]] = list,
 ) -> Examples:
     """Read the examples of a file; `parse_label(cell, text)` is None if labels are not needed.
+
+    `read_label_column` changes all cells of the labels before they are parsed.
 
     `quoting` and `header` are as in `read_table`. `skip_incomplete` accepts ragged rows and skips those with an empty
     cell. `skip_bad` leaves out every row that has an empty or invalid cell, as long as there are others.
@@ -93,8 +96,14 @@ def read_examples(
     numbers = [int(index) + 1 for index in table.index]
     bad: dict[int, str] = {}
 
-    def parsed(name: str, option: str, parse: Callable[..., Any], *others: Sequence[Any]) -> list[Any]:
-        cells = column(table, name, path, option)
+    def parsed(
+        name: str,
+        option: str,
+        parse: Callable[..., Any],
+        *others: Sequence[Any],
+        read: Callable[[list[Any]], list[Any]] = list,
+    ) -> list[Any]:
+        cells = read(column(table, name, path, option))
         values: list[Any] = []
         wrong: dict[int, str] = {}
         for row, arguments in zip(numbers, zip(cells, *others, strict=True), strict=True):
@@ -113,7 +122,9 @@ def read_examples(
 
     texts = parsed(columns.text, "--text-column", parse_text)
     pairs = parsed(columns.pair, "--pair-column", text_of) if columns.pair is not None else None
-    labels = parsed(columns.label, "--label-column", parse_label, texts) if parse_label is not None else None
+    labels = None
+    if parse_label is not None:
+        labels = parsed(columns.label, "--label-column", parse_label, texts, read=read_label_column)
     examples = Examples(texts, pairs, labels, is_quoted_tsv=quoting and path.suffix == ".tsv")
     if bad:
         examples = examples.take([index for index, row in enumerate(numbers) if row not in bad])

@@ -53,8 +53,9 @@ def _questions(content: Any) -> Iterator[tuple[Any, Any]]:
 def read_conll(text: str) -> pandas.DataFrame:
     """Return a row for each sentence of a CoNLL file, with a list for each column; the columns are "1", "2", ...
 
-    Empty lines part sentences. Cells are parted by tabs if a line has one, else by white space; lines that begin with
-    "#" and have no tab are comments in the first case. Columns of entity tags (IOB1, IOB2, BIOES, BILOU) become IOB2.
+    Empty lines part sentences. Cells are parted by tabs if a line has one, else by spaces, of which a no-break space is
+    none; lines that begin with "#" and have no tab are comments in the first case. Columns of entity tags (IOB1, IOB2,
+    BIOES, BILOU) become IOB2.
 
     Raises:
         ValueError: a line has another number of columns than the first one.
@@ -69,7 +70,7 @@ def read_conll(text: str) -> pandas.DataFrame:
             continue
         if is_tabbed and line.startswith("#") and "\t" not in line:
             continue
-        cells = [cell.strip() for cell in line.split("\t")] if is_tabbed else line.split()
+        cells = [cell.strip() for cell in line.split("\t")] if is_tabbed else re.findall("[^ ]+", line)
         width = width or len(cells)
         if len(cells) != width:
             raise ValueError(f"line {number:,} has {len(cells)} columns, and the first one {width}")

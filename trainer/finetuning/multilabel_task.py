@@ -6,6 +6,7 @@ The loss is transformers' (binary cross-entropy of every class); a class counts 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,6 +35,17 @@ class MultilabelTask(SequenceTask):
 
     def head_options(self) -> dict[str, Any]:
         return {**super().head_options(), "problem_type": "multi_label_classification"}
+
+    def read_label_column(self, cells: list[Any]) -> list[Any]:
+        """Split all texts at commas if one of them has a comma, so that a class alone may contain spaces too.
+
+        Texts with a list in JSON, which `predict` writes for classes with spaces, become the list.
+        """
+        cells = [_json_list(cell) for cell in cells]
+        texts = [isinstance(cell, str) and not is_missing(cell) for cell in cells]
+        if not any("," in cell for cell, is_text in zip(cells, texts, strict=True) if is_text):
+            return cells
+        return [cell.split(",") if is_text else cell for cell, is_text in zip(cells, texts, strict=True)]
 
     def parse_label(self, cell: Any, text: Any) -> list[str]:
         """Parse a list of classes, or a text with commas between them, or else with spaces."""
@@ -84,3 +96,13 @@ class MultilabelTask(SequenceTask):
 
     def show_label(self, label: Sequence[str]) -> str:
         return ", ".join(label) or "(no class)"
+
+
+def _json_list(cell: Any) -> Any:
+    """Return the list of a text in JSON; anything else unchanged."""
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        try:
+            return json.loads(cell)
+        except (ValueError, RecursionError):
+            return cell  # a class that begins like JSON
+    return cell

@@ -127,7 +127,9 @@ def is_missing(cell: Any) -> bool:
 
 
 def write_table(table: pandas.DataFrame, path: Path, quoting: bool = True) -> None:
-    """Write a table atomically in the format of the file's extension; lists in tsv and csv become text with spaces.
+    """Write a table atomically in the format of the file's extension.
+
+    Lists of words in tsv and csv become text with spaces, and other lists JSON.
 
     Args:
         quoting: whether quotation marks enclose cells of tsv and csv that need it; without it they are plain
@@ -333,10 +335,15 @@ def _json_value(cell: Any) -> Any:
 
 
 def _text(cell: Any) -> str:
-    """Return a cell of tsv and csv: lists (also numpy's, of Parquet) are joined by spaces, a missing cell is empty."""
+    """Return a cell of tsv and csv: lists (also numpy's, of Parquet) are joined by spaces, a missing cell is empty.
+
+    A list of anything but words, which spaces would not part again, is JSON.
+    """
     value = _json_value(cell)
-    if isinstance(value, list):
-        return " ".join(map(_text, value))
-    if isinstance(value, dict):
+    if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
+        words = [*map(_text, value)]
+        if all(len(word.split()) == 1 for word in words):
+            return " ".join(words)
+    if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False)
     return "" if value is None else str(value)

@@ -144,6 +144,7 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
             files.header,
             files.skip_incomplete,
             files.skip_bad,
+            task.read_label_column,
         )
         for part, path in files.given.items()
     }

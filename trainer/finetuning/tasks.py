@@ -98,6 +98,10 @@ class Task(ABC):
         """Return the text of a cell, or raise ValueError."""
         return text_of(cell)
 
+    def read_label_column(self, cells: list[Any]) -> list[Any]:
+        """Return the cells of the labels, changed where the whole column decides how `parse_label` reads one."""
+        return cells
+
     @abstractmethod
     def parse_label(self, cell: Any, text: Any) -> Any:
         """Return the label of a cell, or raise a ValueError that states what the cell has and what it must have."""

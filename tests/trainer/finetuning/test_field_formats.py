@@ -49,6 +49,12 @@ def test_squad_is_read_and_a_question_without_an_answer_is_refused_with_the_reas
         read_task("question_answering", Files(path), SQUAD, 0)
 
 
+def test_an_answer_beside_its_place_is_refused_as_such(tmp_path: Path) -> None:
+    shifted = {"question": "Who sat?", "answers": [{"text": "The cat", "answer_start": 1}]}
+    with pytest.raises(UsageError, match="'The cat' is not at character 1 of the context", check=coded("invalid-cell")):
+        read_task("question_answering", Files(squad(tmp_path, shifted)), SQUAD, 0)
+
+
 def test_bad_rows_are_skipped_by_request_and_counted(tmp_path: Path, preprocessor: Preprocessor) -> None:
     path = squad(tmp_path, ANSWERED, IMPOSSIBLE, *[ANSWERED] * 60, {"question": "x", "answers": [{"text": "y"}]})
     task, examples = read_task("question_answering", Files(path, skip_bad=True), SQUAD, 0)
@@ -108,6 +114,27 @@ def test_a_conll_file_with_tabs_has_comments_and_words_with_spaces(tmp_path: Pat
     path.write_text("a O\nb\n")
     with pytest.raises(UserError, match="line 2 has 1 columns, and the first one 2", check=coded("unreadable-table")):
         read_table(path)
+
+
+def test_a_word_of_a_conll_file_may_have_a_no_break_space(tmp_path: Path) -> None:
+    path = tmp_path / "train.conll"
+    path.write_text("10\u00a0000 O \n \u3000  O\nc I-X\n", encoding="utf-8")
+    assert read_table(path).to_numpy().tolist() == [[["10\u00a0000", "\u3000", "c"], ["O", "O", "B-X"]]]
+
+
+def test_a_comma_in_one_cell_makes_spaces_part_of_the_classes_of_the_others(tmp_path: Path) -> None:
+    columns = Columns("text", None, "label")
+    for labels, expected in (
+        (["sci fi, drama", "sci fi", "drama"], [["sci fi", "drama"], ["sci fi"], ["drama"]]),
+        (["sci fi", "fi", "drama"], [["sci", "fi"], ["fi"], ["drama"]]),
+        (['["sci fi", "fi"]', "fi drama", "[b]"], [["sci fi", "fi"], ["fi", "drama"], ["[b]"]]),
+    ):
+        rows = [f"a{number}\t{label}" for number, label in enumerate(labels * 20)]
+        (tmp_path / "a.tsv").write_text("\n".join(["text\tlabel", *rows]))
+        files = Files(tmp_path / "a.tsv", quoting=False)
+        _, examples = read_task("multilabel_classification", files, columns, 0)
+        read = {text: label for part in examples.values() for text, label in zip(part.texts, part.labels, strict=True)}
+        assert [read[f"a{number}"] for number in range(3)] == expected
 
 
 @pytest.mark.parametrize(

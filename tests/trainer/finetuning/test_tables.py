@@ -55,6 +55,21 @@ def test_lists_of_parquet_are_words_in_a_tsv(tmp_path: Path) -> None:
     assert (tmp_path / "table.tsv").read_text() == "words\ttags\na cat\tO B-X\n"
 
 
+def test_a_list_that_spaces_would_not_part_again_is_json_in_a_tsv(tmp_path: Path) -> None:
+    answers = [{"text": "The cat", "answer_start": 0}, {"text": "cat", "answer_start": 4}]
+    lists = {
+        "answers": answers,
+        "words": ["New York", "rain"],
+        "odd": ["10\u00a0000"],
+        "blank": ["", "b"],
+        "tags": ["O"],
+    }
+    write_table(pandas.DataFrame({name: [value] for name, value in lists.items()}), tmp_path / "table.tsv")
+    (row,) = read_table(tmp_path / "table.tsv").to_dict("records")
+    assert row.pop("tags") == "O"
+    assert {name: json.loads(cell) for name, cell in row.items()} == {name: lists[name] for name in row}
+
+
 def test_rows_of_parquet_keep_their_order_with_any_stored_index(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     table = pandas.DataFrame(ROWS, index=[2, 0, 1])
