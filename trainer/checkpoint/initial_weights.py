@@ -162,7 +162,8 @@ def load_initial_weights(
         num_rows = len(outcome.weights[WORDS])
         is_of_tokens = not model.objectives.keys().isdisjoint(OF_TOKENS)
         if is_of_tokens and (bias := parameters.get("mlm_head.bias")) is not None:
-            bias[max(num_rows, model.config.vocab_size) :] = SHUT
+            # With an adopted tokenizer no row from its number on is of a token; else model.vocab_size may say more.
+            bias[num_rows if "tokenizer" in wanted.adopt else max(num_rows, model.config.vocab_size) :] = SHUT
     fresh = [name for name in parameters if name not in outcome.weights] + filled_up
     lines = [f"initializing from {storage.redact(source)}: {len(outcome.weights)} of {len(parameters)} tensors"]
     lines += [f"newly initialized (missing there): {', '.join(fresh)}"] if fresh else []

@@ -203,7 +203,7 @@ def _check_tokenizer(folder: Path, config: RunConfig, settings: ModelSettings, f
             code="no-tokenizer-of-teacher",
         )
     tokenizer = Tokenizer.load(folder)
-    if fingerprint is not None and tokenizer.fingerprint != fingerprint:
+    if fingerprint is not None and not tokenizer.is_named(fingerprint):
         raise UserError(
             f"{address} has a tokenizer with fingerprint {tokenizer.fingerprint}, and the shards were made with "
             f"{fingerprint}: the same ids are other tokens",

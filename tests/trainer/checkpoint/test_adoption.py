@@ -484,6 +484,9 @@ def test_the_bias_of_every_token_follows_how_often_it_occurs(tokenizers, tmp_pat
             assert torch.equal(new[number], old[ids[0]]), "what occurs as often as before is copied bit by bit"
         moved += bool(ids) and old_counts[ids[0]] != counts[number]
     assert moved and (new[after.vocab_size :] == SHUT).all()
+    spare = model_of(config.model_copy(update={"vocab_size": after.vocab_size + 20}), seed=5)
+    load_initial_weights(spare, str(folder), lambda: pull(folder), ALONE, wanted)
+    assert (weights_of(spare)["mlm_head.bias"][after.vocab_size :] == SHUT).all(), "rows of no token are shut too"
     twice = model_of(config, seed=5)
     load_initial_weights(twice, str(folder), lambda: pull(folder), ALONE, wanted)
     assert all(torch.equal(weight, weights_of(ours)[name]) for name, weight in weights_of(twice).items())
