@@ -137,7 +137,7 @@ def read_token_counts(folder: str, manifest: Manifest) -> dict[str, np.ndarray]:
 def piece_text(tokenizer_url: str, fingerprint: str) -> PieceText:
     """Return the text properties of the ids of the data set's tokenizer, loaded once per process."""
     tokenizer = Tokenizer.load(tokenizer_url)
-    if tokenizer.fingerprint != fingerprint:
+    if not tokenizer.is_named(fingerprint):
         raise UserError(
             f"{storage.redact(tokenizer_url)} is another tokenizer: its fingerprint is {tokenizer.fingerprint} and the "
             f"shards were made with {fingerprint}",

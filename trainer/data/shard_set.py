@@ -248,18 +248,19 @@ def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer: str | None, vocab
     first = shard_sets[0]
     expected = first.manifest.tokenizer.fingerprint
     for other in shard_sets[1:]:
-        if other.manifest.tokenizer.fingerprint != expected:
+        theirs = other.manifest.tokenizer.fingerprint
+        if theirs != expected and not open_tokenizer(None, first).is_named(theirs):
             raise UsageError(
                 f"data.shards mixes tokenizers: {storage.redact(first.url)} has fingerprint {expected} and "
-                f"{storage.redact(other.url)} has {other.manifest.tokenizer.fingerprint}",
+                f"{storage.redact(other.url)} has {theirs}",
                 fix="prepare all components with one tokenizer",
                 code="mixed-tokenizers",
             )
     if tokenizer is not None:
-        fingerprint = open_tokenizer(tokenizer, first).fingerprint
-        if fingerprint != expected:
+        given = open_tokenizer(tokenizer, first)
+        if not given.is_named(expected):
             raise UsageError(
-                f"data.tokenizer={tokenizer} has fingerprint {fingerprint} and the shards {storage.redact(first.url)} "
+                f"data.tokenizer={tokenizer} has fingerprint {given.fingerprint} and the shards {storage.redact(first.url)} "
                 f"were made with {expected}",
                 fix="remove data.tokenizer (the shards contain their tokenizer), or prepare the text again",
                 code="another-tokenizer",
@@ -329,13 +330,10 @@ def check_own_tokenizer(shard_set: ShardSet) -> None:
     """
     if storage.is_remote(shard_set.url):
         return
-    expected, fingerprint = (
-        shard_set.manifest.tokenizer.fingerprint,
-        Tokenizer.load(shard_set.tokenizer_folder).fingerprint,
-    )
-    if fingerprint != expected:
+    expected, tokenizer = shard_set.manifest.tokenizer.fingerprint, Tokenizer.load(shard_set.tokenizer_folder)
+    if not tokenizer.is_named(expected):
         raise UserError(
-            f"{shard_set.tokenizer_folder} has fingerprint {fingerprint} and its shards were made with {expected}",
+            f"{shard_set.tokenizer_folder} has fingerprint {tokenizer.fingerprint} and its shards were made with {expected}",
             fix="restore that tokenizer, or prepare the text again",
             code="tokenizer-mismatch",
         )

@@ -335,6 +335,6 @@ def keep_tokenizer(config: RunConfig, shard_set: ShardSet) -> None:
 def is_tokenizer(folder: Path, fingerprint: str) -> bool:
     """Return whether the directory has a complete tokenizer with that fingerprint."""
     try:
-        return Tokenizer.load(folder).fingerprint == fingerprint
+        return Tokenizer.load(folder).is_named(fingerprint)
     except UserError:
         return False

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -11,7 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from data_prep import verify
 from data_prep.base.errors import UsageError, UserError
+from data_prep.tokenizer.foreign_files import fingerprint_of
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
@@ -158,7 +161,7 @@ def test_the_tokenizer_must_be_that_of_the_shards(
 ) -> None:
     one = corpus_at(tmp_path / "one", DOCUMENTS, fingerprint="a" * 64).shard_set
     two = corpus_at(tmp_path / "two", DOCUMENTS, fingerprint="b" * 64).shard_set
-    found = SimpleNamespace(fingerprint="a" * 64)
+    found = SimpleNamespace(fingerprint="a" * 64, is_named=("a" * 64).__eq__)
     monkeypatch.setattr(shard_set_module.Tokenizer, "load", lambda folder: found)
     check_tokenizer([one, one], None, vocab_size=1000)
     folder = tmp_path / "tokenizer"
@@ -170,6 +173,38 @@ def test_the_tokenizer_must_be_that_of_the_shards(
         check_tokenizer([two], str(folder), vocab_size=1000)
     with pytest.raises(UserError, check=coded("missing-path"), match="/no/such/folder"):
         check_tokenizer([one], "/no/such/folder", vocab_size=1000)
+
+
+def test_a_tokenizer_that_an_earlier_release_named_is_that_of_the_shards(tmp_path: Path) -> None:
+    texts = [f"the river number {number} and its bridge" for number in range(60)]
+    given = WRITERS["xlm-roberta"](tmp_path / "given", texts)
+    values = json.loads((given / "tokenizer.json").read_text())
+    values["model"]["vocab"][9][1] += 1e-15
+    (given / "tokenizer.json").write_text(json.dumps(values))
+    own = Path(shutil.copytree(given, tmp_path / "own"))
+    tokenizer = Tokenizer.load(own)
+    files = {path.name: path.read_bytes() for path in own.iterdir()}
+    earlier = fingerprint_of(files, tokenizer.special_tokens, exact_scores=True)
+    tokenizer.info.model_copy(update={"fingerprint": earlier}).write(own)
+    (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    sets = []
+    for name, folder in (("old", own), ("new", given)):
+        prepared({"text": tmp_path / "text.jsonl"}, folder, tmp_path / name)
+        sets.append(open_shard_set(str(tmp_path / name)))
+    named = [each.manifest.tokenizer.fingerprint for each in sets]
+    assert named[0] == earlier != named[1]
+    size = tokenizer.vocab_size
+    for mixed in (sets, sets[::-1]):
+        check_tokenizer(mixed, None, size)
+        for folder in (given, own):
+            check_tokenizer(mixed, str(folder), size)
+    shutil.rmtree(tmp_path / "old" / "tokenizer")
+    shutil.copytree(tmp_path / "new" / "tokenizer", tmp_path / "old" / "tokenizer")
+    check_own_tokenizer(sets[0])
+    assert verify(tmp_path / "old").manifest.tokenizer.fingerprint == earlier
+    other = WRITERS["xlm-roberta"](tmp_path / "other", texts[:5])
+    with pytest.raises(UserError, check=coded("another-tokenizer")):
+        check_tokenizer(sets, str(other), size)
 
 
 def test_rows_of_pairs_need_a_tokenizer_with_one_separator(tmp_path: Path, corpus_at: Callable) -> None:
