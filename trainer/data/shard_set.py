@@ -260,8 +260,8 @@ def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer: str | None, vocab
         given = open_tokenizer(tokenizer, first)
         if not given.is_named(expected):
             raise UsageError(
-                f"data.tokenizer={tokenizer} has fingerprint {given.fingerprint} and the shards {storage.redact(first.url)} "
-                f"were made with {expected}",
+                f"data.tokenizer={tokenizer} has fingerprint {given.fingerprint} and the shards "
+                f"{storage.redact(first.url)} were made with {expected}",
                 fix="remove data.tokenizer (the shards contain their tokenizer), or prepare the text again",
                 code="another-tokenizer",
             )
@@ -333,7 +333,8 @@ def check_own_tokenizer(shard_set: ShardSet) -> None:
     expected, tokenizer = shard_set.manifest.tokenizer.fingerprint, Tokenizer.load(shard_set.tokenizer_folder)
     if not tokenizer.is_named(expected):
         raise UserError(
-            f"{shard_set.tokenizer_folder} has fingerprint {tokenizer.fingerprint} and its shards were made with {expected}",
+            f"{shard_set.tokenizer_folder} has fingerprint {tokenizer.fingerprint} and its shards were made with "
+            f"{expected}",
             fix="restore that tokenizer, or prepare the text again",
             code="tokenizer-mismatch",
         )
