@@ -217,7 +217,7 @@ def _counts(manifest: Manifest) -> Iterator[str]:
         "documents kept": kept,
         "documents left out or removed": manifest.steps[0].documents_in - kept,
         "tokens": sum(split.tokens for split in splits),
-        "sources": len(manifest.sources),
+        "source" if len(manifest.sources) == 1 else "sources": len(manifest.sources),
     }
     yield '<div class="counts">'
     yield from (f"<div><b>{count:,}</b>{name}</div>" for name, count in counts.items())

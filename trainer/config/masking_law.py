@@ -300,6 +300,8 @@ class Bimodal(Law):
         """Return a problem of bands that overlap, or that are no rates."""
         if first <= 0:
             return "has no rates around 0", "raise `from`"
+        if (problem := super().problem_of(first, last)) is not None:
+            return problem
         if first * (1 + cls.half_width) > last * (1 - cls.half_width):
             return "has two bands of rates that overlap (each is 30% wide to both sides)", "set them farther apart"
         if last * (1 + cls.half_width) > 1.0:

@@ -196,6 +196,7 @@ HIDDEN = {"mask_share": 1.0, "random_share": 0.0, "loss_weight": "elbo"}
         ({"masking_law": "{name: bimodal, from: 0.2, to: 0.3}"}, "masking-law-ends"),
         ({"masking_law": "{name: bimodal, from: 0, to: 0.3}"}, "masking-law-ends"),
         ({"masking_law": "{name: bimodal, from: 0.1, to: 0.9}"}, "masking-law-ends"),
+        ({"masking_law": "{name: bimodal, from: 0.7, to: 0.1}"}, "masking-law-ends"),
         ({"masking_law": "{name: linear}"}, "masking-law-without-ends"),
         ({"masking_law": "{name: linear, from: 0, to: 0.3}"}, "masking-law-ends"),
         ({"masking_law": "{name: constant, from: 0.1, to: 0.3}"}, "masking-law-ends"),
@@ -216,6 +217,8 @@ def test_contradictions_are_refused(data: dict[str, Any], code: str) -> None:
     with pytest.raises(UsageError, check=coded(code)) as caught:
         config_of(**data)
     assert caught.value.fix
+    if "from: 0.7" in str(data):
+        assert "lower rate into `from`" in caught.value.fix
 
 
 def test_a_bound_needs_the_loss_that_it_weights() -> None:
