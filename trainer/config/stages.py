@@ -195,19 +195,8 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
         objectives = _objectives(config, item)
         if item.objectives is not None:
             check_objectives(item.objectives, f"{stage_name}.objectives")
-        masks: dict[str, Any] = {name: getattr(item, name) for name in OF_MASKING if getattr(item, name)}
-        if masks and shape.is_causal:
-            name, value = next((name, getattr(value, "name", value)) for name, value in masks.items())
-            raise SettingError(
-                f"{stage_name}: {name}={value} has no effect: the stage trains causal, whose rows are not masked",
-                fix=f"remove {name} from the stage",
-                code="setting-without-effect",
-            )
-        masks["sentence_pairs"] = sentence_pairs_of(objectives)
-        if item.has_own_rate:
-            masks |= {name: getattr(item, name) for name in ("masking_law", "final_mlm_probability")}
-        if item.mlm_probability is None and item.masking_law is not None:
-            masks["mlm_probability"] = _mean_of(item.masking_law, config.data, stage_name)
+        changed = _masks(config.data, item, shape, stage_name)
+        changed |= {"sequence_length": shape.sequence_length, "sentence_pairs": sentence_pairs_of(objectives)}
         stages.append(
             Stage(
                 **{field.name: getattr(shape, field.name) for field in fields(StageShape)},
@@ -217,7 +206,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
                 first_step=first_step,
                 taken_steps=min(max(max_steps - first_step, 0), shape.steps),
                 run_steps=max_steps,
-                data=_data(config.data, item, {"sequence_length": shape.sequence_length, **masks}, stage_name),
+                data=_data(config.data, item, changed, stage_name),
                 objectives=objectives,
                 objectives_of_run=config.all_objectives,
                 data_sets=(),
@@ -245,6 +234,23 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     return tuple(
         replace(stage, data_sets=next(members), evaluation_data=last, measures_rates=measures_rates) for stage in stages
     )
+
+
+def _masks(data: DataSettings, item: StageSettings, shape: StageShape, stage_name: str) -> dict[str, Any]:
+    """Return the settings of `data` with which a stage masks, as far as it has its own."""
+    masks: dict[str, Any] = {name: getattr(item, name) for name in OF_MASKING if getattr(item, name)}
+    if masks and shape.is_causal:
+        name, value = next((name, getattr(value, "name", value)) for name, value in masks.items())
+        raise SettingError(
+            f"{stage_name}: {name}={value} has no effect: the stage trains causal, whose rows are not masked",
+            fix=f"remove {name} from the stage",
+            code="setting-without-effect",
+        )
+    if item.has_own_rate:
+        masks |= {name: getattr(item, name) for name in ("masking_law", "final_mlm_probability")}
+    if item.mlm_probability is None and item.masking_law is not None:
+        masks["mlm_probability"] = _mean_of(item.masking_law, data, stage_name)
+    return masks
 
 
 def rates_of(config: RunConfig, step: int | None = None) -> tuple[float, float] | None:
