@@ -221,10 +221,12 @@ class TokenTask(Task):
         self.default = OUTSIDE if OUTSIDE in self.names or not self.names else self.names[0]
 
     def parse_text(self, cell: Any) -> list[str]:
-        words = [text_of(word) for word in _items(cell, "words")]
-        if not words:
+        items = _items(cell, "words")
+        if not items:
             raise ValueError("the text has no word")
-        return words
+        if None in items:
+            raise ValueError(f"word {items.index(None) + 1:,} is empty, although it has a place of its own")
+        return [text_of(word) for word in items]
 
     def parse_label(self, cell: Any, text: Any) -> list[str]:
         tags = _items(cell, "tags")

@@ -11,7 +11,7 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
 from trainer.finetuning.examples import Columns
-from trainer.finetuning.field_formats import as_iob2
+from trainer.finetuning.field_formats import NUM_BLANK, as_iob2
 from trainer.finetuning.tables import column, read_table, write_table
 from trainer.finetuning.task_data import Files, data_lines, encode_task, read_task
 from trainer.inference.preprocessor import Preprocessor
@@ -47,6 +47,14 @@ def test_squad_is_read_and_a_question_without_an_answer_is_refused_with_the_reas
     path = squad(tmp_path, ANSWERED, IMPOSSIBLE, ANSWERED)
     with pytest.raises(UsageError, match="row 2, column 'answers': there is no answer", check=coded("invalid-cell")):
         read_task("question_answering", Files(path), SQUAD, 0)
+
+
+@pytest.mark.parametrize("value", ["false", "true", 0, None])
+def test_a_mark_of_impossible_questions_that_is_neither_true_nor_false_is_refused(value: Any, tmp_path: Path) -> None:
+    path = squad(tmp_path, {**ANSWERED, "is_impossible": False}, {**ANSWERED, "is_impossible": value})
+    with pytest.raises(UserError, match="question 2 has is_impossible", check=coded("unreadable-table")) as raised:
+        read_table(path)
+    assert "true or false" in raised.value.fix
 
 
 def test_an_answer_beside_its_place_is_refused_as_such(tmp_path: Path) -> None:
@@ -107,6 +115,52 @@ def test_a_conll_file_gives_words_and_the_chosen_column(line_end: str, tmp_path:
         column(table, "5", path, "--label-column")
 
 
+def conll(folder: Path, *lines: str) -> Path:
+    (folder / "train.conll").write_text("-DOCSTART- -X- O\n\n" + "\n".join(lines) + "\n")
+    return folder / "train.conll"
+
+
+@pytest.mark.parametrize("odd", ["-X-", "B-", "PER", "b-PER"])
+def test_a_column_of_entities_with_another_tag_is_refused_as_labels_by_its_line(odd: str, tmp_path: Path) -> None:
+    path = conll(tmp_path, "Anna NNP I-PER", "Smith NNP I-PER", f"ran {odd} {odd}", "far NNP O")
+    with pytest.raises(UsageError, match=f"conll, line 5, column '3': '{odd}' ", check=coded("invalid-cell")) as raised:
+        read_task("token_classification", Files(path, skip_bad=True), Columns("1", None, "3"), 0)
+    assert "write O" in raised.value.fix
+    table = read_table(path)
+    assert column(table, "1", path, "--text-column") == [["Anna", "Smith", "ran", "far"]]
+    assert column(table, "2", path, "--label-column") == [["NNP", "NNP", odd, "NNP"]]  # no tags of entities
+
+
+def test_words_that_look_like_tags_are_words(tmp_path: Path) -> None:
+    path = conll(tmp_path, "B-52 O", "I-95 O", "flew O")
+    assert column(read_table(path), "1", path, "--text-column") == [["B-52", "I-95", "flew"]]
+
+
+@pytest.mark.parametrize("number", ["1-2", "8.1"])
+def test_lines_of_conllu_that_are_no_words_are_refused_with_their_line(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.conll"
+    path.write_text(f"# text = im\n1\tin\tADP\n{number}\tim\t_\n2\tdem\tDET\n\n1\tja\tINTJ\n")
+    with pytest.raises(UserError, match=f"line 3 .* {number}, ", check=coded("unreadable-table")) as raised:
+        read_table(path)
+    assert raised.value.fix.startswith("remove the lines")
+    path.write_text("1\tin\tADP\n2\tdem\tDET\n")
+    assert column(read_table(path), "2", path, "") == [["in", "dem"]]
+    path.write_text(f"{number}\tNUM\nof\tADP\n")
+    assert column(read_table(path), "1", path, "") == [[number, "of"]]
+
+
+def test_a_line_without_its_word_or_tag_is_refused_or_skipped_with_its_sentence(tmp_path: Path) -> None:
+    columns = Columns("1", None, "2")
+    good = ["a\tI-X", "b\tO", ""] * 40
+    for line, told in (("\tO", "column '1': word 2 is empty"), ("c\t", "column '2': word 2 has no tag")):
+        path = conll(tmp_path, "a\tI-X", line, "", *good)
+        with pytest.raises(UsageError, match=f"row 1, {told}", check=coded("invalid-cell")):
+            read_task("token_classification", Files(path), columns, 0)
+        _, parts = read_task("token_classification", Files(path, skip_bad=True), columns, 0)
+        assert sum(len(part) for part in parts.values()) == 40
+        assert all(label == ["B-X", "O"] for part in parts.values() for label in part.labels or [])
+
+
 def test_a_conll_file_with_tabs_has_comments_and_words_with_spaces(tmp_path: Path) -> None:
     path = tmp_path / "train.conll"
     path.write_text("# newdoc\nNew York\tB-LOC\n#\tO\n\n\n\nrain\tO\n")
@@ -158,5 +212,6 @@ def test_every_scheme_of_entities_becomes_iob2_and_other_tags_stay(tags: str, ex
 def test_lines_of_text_are_a_table_that_is_only_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one text\r\n\n  \nanother\ttext\n")
     assert read_table(tmp_path / "a.txt")["text"].tolist() == ["one text", "another\ttext"]
+    assert read_table(tmp_path / "a.txt").attrs == {NUM_BLANK: 2}
     with pytest.raises(UsageError, check=coded("unsupported-file-type")):
         write_table(read_table(tmp_path / "a.txt"), tmp_path / "b.txt")
