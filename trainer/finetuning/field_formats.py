@@ -52,7 +52,7 @@ def read_squad(text: str) -> pandas.DataFrame:
         is_impossible = question.get("is_impossible", False)
         if not isinstance(is_impossible, bool):
             raise UnreadableFormat(
-                f"question {number:,} has is_impossible {json.dumps(is_impossible)[:40]}, which is neither true nor false",
+                f"question {number:,} has is_impossible={json.dumps(is_impossible)[:40]}, neither true nor false",
                 fix="write true or false, without quotation marks",
             )
         answers = [] if is_impossible else question.get("answers", [])
@@ -106,7 +106,7 @@ def read_conll(text: str) -> pandas.DataFrame:
     for place, cells in enumerate(columns, start=1):
         if odd := _odd_tag(cells):
             faults[str(place)] = (
-                f"line {lines[cells.index(odd)]:,}, column '{place}': {odd!r} is not a tag of entities as the others are "
+                f"line {lines[cells.index(odd)]:,}, column '{place}': {odd!r} is no tag of entities as the others are "
                 "(O, or B-, I-, E-, S-, L- or U- with a type)",
                 "correct the tag, or write O; the tags of a .jsonl file stay as they are",
             )

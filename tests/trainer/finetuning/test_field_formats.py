@@ -20,9 +20,12 @@ CONTEXT = "The cat sat on the mat."
 SQUAD = Columns("context", "question", "answers")
 
 
-def squad(folder: Path, *questions: dict[str, Any], name: str = "train.json") -> Path:
+def squad(folder: Path, *questions: dict[str, Any], name: str = "train.json", num_contexts: int = 1) -> Path:
     asked = [{"id": str(number), **question} for number, question in enumerate(questions)]
-    content = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": asked}]}]}
+    paragraphs = [
+        {"context": CONTEXT + number * " So.", "qas": asked[number::num_contexts]} for number in range(num_contexts)
+    ]
+    content = {"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}
     (folder / name).write_text(json.dumps(content), encoding="utf-8-sig")
     return folder / name
 
@@ -40,13 +43,48 @@ IMPOSSIBLE = {
 
 
 def test_squad_is_read_and_a_question_without_an_answer_is_refused_with_the_reason(tmp_path: Path) -> None:
-    _, examples = read_task("question_answering", Files(squad(tmp_path, *[ANSWERED] * 60)), SQUAD, 0)
+    path = squad(tmp_path, *[ANSWERED] * 60)
+    _, examples = read_task("question_answering", Files(path, valid=path), SQUAD, 0)
     first = examples["train"].labels[0]
     assert (first.text, first.start, first.others) == ("The cat", 0, ("cat",))
     assert (examples["train"].texts[0], examples["train"].pairs[0]) == (CONTEXT, "Who sat?")
     path = squad(tmp_path, ANSWERED, IMPOSSIBLE, ANSWERED)
     with pytest.raises(UsageError, match="row 2, column 'answers': there is no answer", check=coded("invalid-cell")):
         read_task("question_answering", Files(path), SQUAD, 0)
+
+
+@pytest.mark.parametrize(("num_contexts", "sizes"), [(40, (32, 4, 4)), (7, (5, 1, 1)), (3, (1, 1, 1))])
+def test_every_context_of_squad_is_in_one_part_with_all_its_questions(
+    num_contexts: int, sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    path = squad(tmp_path, *[ANSWERED] * num_contexts * 5, num_contexts=num_contexts)
+    _, parts = read_task("question_answering", Files(path), SQUAD, 0)
+    contexts = [set(part.texts) for part in parts.values()]
+    assert tuple(map(len, contexts)) == sizes and len(set.union(*contexts)) == num_contexts
+    assert [len(part) for part in parts.values()] == [5 * size for size in sizes]
+    _, others = read_task("question_answering", Files(path), SQUAD, 1)
+    assert num_contexts == 3 or set(others["train"].texts) != contexts[0]
+
+
+def test_too_few_contexts_to_split_are_refused(tmp_path: Path) -> None:
+    path = squad(tmp_path, *[ANSWERED] * 60, num_contexts=2)
+    with pytest.raises(UsageError, match="after the split by context", check=coded("too-few-examples")) as raised:
+        read_task("question_answering", Files(path), SQUAD, 0)
+    assert "more contexts" in raised.value.fix
+
+
+def test_questions_in_a_table_are_split_one_by_one_as_before(tmp_path: Path) -> None:
+    write_table(read_table(squad(tmp_path, *[ANSWERED] * 40)), tmp_path / "train.jsonl")
+    _, parts = read_task("question_answering", Files(tmp_path / "train.jsonl"), SQUAD, 0)
+    assert [len(part) for part in parts.values()] == [32, 4, 4]
+
+
+def test_the_digest_of_a_part_tells_how_it_was_split_off(tmp_path: Path) -> None:
+    path = squad(tmp_path, ANSWERED)
+    (tmp_path / "same.jsonl").write_bytes(path.read_bytes())
+    files, table = Files(path, valid=path), Files(tmp_path / "same.jsonl", valid=path)
+    assert files.examples_sha256("test", 0) != table.examples_sha256("test", 0)
+    assert files.examples_sha256("valid", 0) == table.examples_sha256("valid", 0)
 
 
 @pytest.mark.parametrize("value", ["false", "true", 0, None])
@@ -64,9 +102,11 @@ def test_an_answer_beside_its_place_is_refused_as_such(tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_skipped_by_request_and_counted(tmp_path: Path, preprocessor: Preprocessor) -> None:
-    path = squad(tmp_path, ANSWERED, IMPOSSIBLE, *[ANSWERED] * 60, {"question": "x", "answers": [{"text": "y"}]})
-    task, examples = read_task("question_answering", Files(path, skip_bad=True), SQUAD, 0)
-    assert sum(len(part) for part in examples.values()) == 61
+    unplaced = {"question": "x", "answers": [{"text": "y"}]}
+    path = squad(tmp_path, ANSWERED, IMPOSSIBLE, *[ANSWERED] * 60, unplaced)
+    valid = squad(tmp_path, ANSWERED, name="valid.json")
+    task, examples = read_task("question_answering", Files(path, valid=valid, skip_bad=True), SQUAD, 0)
+    assert len(examples["train"]) == 61
     (line,) = [line for line in data_lines(encode_task(task, examples, preprocessor)) if line.startswith("skipped")]
     assert line.startswith("skipped 2 rows of the file of train, the first one 2 (column 'answers': there is no answer")
     with pytest.raises(UsageError, check=coded("invalid-cell")):
