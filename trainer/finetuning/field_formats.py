@@ -141,6 +141,14 @@ def as_iob2(sentences: Sequence[Sequence[str | None]]) -> list[list[str | None]]
     return [_as_iob2(tags) for tags in sentences]
 
 
+def not_of_iob2(tags: Sequence[str]) -> str | None:
+    """Return the first tag that is not of IOB2 although most, apart from O, are tags of entities; None without any."""
+    named = [tag for tag in tags if tag != "O"]
+    if 2 * sum(_TAG.fullmatch(tag) is not None for tag in named) <= len(named):
+        return None
+    return next((tag for tag in named if tag[:2] not in ("B-", "I-")), None)
+
+
 def _odd_tag(cells: Sequence[str | None]) -> str | None:
     """Return the first cell of a column of entity tags that is none; None if there is none, or no such column.
 

@@ -13,7 +13,7 @@ from tests.support.error_codes import coded
 from trainer.finetuning.examples import Columns
 from trainer.finetuning.field_formats import NUM_BLANK, as_iob2
 from trainer.finetuning.tables import column, read_table, write_table
-from trainer.finetuning.task_data import Files, data_lines, encode_task, read_task
+from trainer.finetuning.task_data import Files, data_lines, encode_task, make_task, read_task
 from trainer.inference.preprocessor import Preprocessor
 
 CONTEXT = "The cat sat on the mat."
@@ -229,6 +229,45 @@ def test_a_comma_in_one_cell_makes_spaces_part_of_the_classes_of_the_others(tmp_
         _, examples = read_task("multilabel_classification", files, columns, 0)
         read = {text: label for part in examples.values() for text, label in zip(part.texts, part.labels, strict=True)}
         assert [read[f"a{number}"] for number in range(3)] == expected
+
+
+@pytest.mark.parametrize("task", ["token_classification", "multilabel_classification"])
+def test_a_list_as_python_prints_it_is_refused_and_as_json_it_is_read(task: str, tmp_path: Path) -> None:
+    text = '["New York", "is", "far"]'
+    for labels, is_read in (("['B-X', 'O', 'Z']", False), ('["B-X", "O", "Z"]', True)):
+        (tmp_path / "a.tsv").write_text("text\tlabel\n" + f"{text}\t{labels}\n" * 40)
+        files = Files(tmp_path / "a.tsv", quoting=False)
+        if not is_read:
+            with pytest.raises(UsageError, match="'label': .*a list as Python prints it", check=coded("invalid-cell")):
+                read_task(task, files, Columns("text", None, "label"), 0)
+            continue
+        _, parts = read_task(task, files, Columns("text", None, "label"), 0)
+        assert parts["train"].labels is not None and parts["train"].labels[0] == ["B-X", "O", "Z"]
+        is_tagger = task == "token_classification"
+        assert parts["train"].texts[0] == (["New York", "is", "far"] if is_tagger else text)
+
+
+@pytest.mark.parametrize("cell", ["1_5", True])
+def test_what_python_alone_reads_as_a_number_is_none(cell: Any) -> None:
+    with pytest.raises(ValueError, match="is not a number"):
+        make_task("regression").parse_label(cell, "")
+    assert make_task("regression").parse_label("1.5", "") == 1.5
+
+
+@pytest.mark.parametrize(
+    ("tags", "odd"),
+    [
+        ("S-PER O B-ORG E-ORG", "S-PER"),
+        ("B-PER I-PER X O", "X"),
+        ("B-PER I-PER O", None),
+        ("I-PER I-PER O", None),
+        ("NOUN VERB O S-X", None),
+        ("O O", None),
+    ],
+)
+def test_tags_of_a_table_that_are_not_scored_as_entities_are_warned_of(tags: str, odd: str | None) -> None:
+    warnings = list(make_task("token_classification").label_warnings([tags.split()]))
+    assert [repr(odd) in warning and "not those of entities" in warning for warning in warnings] == [True] * bool(odd)
 
 
 @pytest.mark.parametrize(
