@@ -96,6 +96,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         value = getattr(arguments_read, option)
         if value is not None and value is not False and arguments_read.generate is None:
             parser.error(f"--{option.replace('_', '-')} is only valid with --generate")
+    if arguments_read.seed is not None and arguments_read.temperature == 0:
+        parser.error("--seed is only valid with a --temperature above 0, because 0 draws nothing")
     if arguments_read.top_k is not None and arguments_read.generate is not None and not arguments_read.json:
         parser.error("--top-k with --generate is only valid with --json")
     arguments_read.top_k = arguments_read.top_k or 5

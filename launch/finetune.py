@@ -4,10 +4,11 @@
         --train train.tsv --test dev.tsv --text-column sentence \\
         --label-column label --compare scratch,frozen,full --output fitted
 
-Without --valid and --test the command splits off a tenth of --train for each, by seed and stratified by class. The
-valid score selects the learning rate and the epoch. Reported scores are computed on the test examples, or on the valid
-examples if there is --valid but no --test. The command writes OUTPUT/model, which loads in transformers without this
-project, OUTPUT/report.txt (the printed report), OUTPUT/scores.json and OUTPUT/curves.png. It does not need deepspeed.
+Without --valid and --test the command splits off a tenth of --train for each, by seed and stratified by class (SQuAD's
+.json: a tenth of the contexts, each with all its questions). The valid score selects the learning rate and the epoch.
+Reported scores are computed on the test examples, or on the valid examples if there is --valid but no --test. The
+command writes OUTPUT/model, which loads in transformers without this project, OUTPUT/report.txt (the printed report),
+OUTPUT/scores.json and OUTPUT/curves.png. It does not need deepspeed.
 """
 
 from __future__ import annotations

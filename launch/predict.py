@@ -7,8 +7,8 @@ The output is the input with the additional columns `predicted`, `probability` a
 input that has such a column already is refused, unless --result-suffix gives the additional ones other names. A row
 with an empty or invalid text has empty predictions, and a warning names it.
 
-The input may also be a .txt file, of which each line is a text, SQuAD's .json or a .conll file. With --label-column the
-command also scores the predictions against the labels of the input.
+The input may also be a .txt file, of which each line is a text (blank lines are left out and counted), SQuAD's .json
+or a .conll file. With --label-column the command also scores the predictions against the labels of the input.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
+    from trainer.finetuning.field_formats import NUM_BLANK
     from trainer.finetuning.tables import check_suffix, check_table_can_be_written, read_table, write_table
 
     check_suffix(arguments.output)
@@ -96,6 +97,12 @@ def main() -> None:
     table = read_table(arguments.input, arguments.quoting)
     check_result_columns(model, table, arguments)
     check_table_can_be_written(table, arguments.output, arguments.quoting)
+    if num_blank := table.attrs.get(NUM_BLANK):
+        print(
+            f"warning: skipped {counted(num_blank, 'blank line')} of {arguments.input}, so the rows of the output are "
+            "those of the other lines",
+            file=sys.stderr,
+        )
     if arguments.dry_run:
         num_texts = counted(len(examples), "text")
         print(f"dry run: would label {num_texts} and write {arguments.output}; nothing was written")

@@ -208,6 +208,7 @@ def test_a_missing_mask_is_reported_before_tokenizer_or_checkpoint_are_loaded(
         ("--generate", "2", "--temperature", "nan", "x"),
         ("--generate", "2", "--mask-random", "x"),
         ("--generate", "2", "--top-k", "3", "x"),
+        ("--generate", "2", "--temperature", "0", "--seed", "1", "x"),
     ],
 )
 def test_wrong_options_end_with_status_two(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:

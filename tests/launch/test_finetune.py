@@ -377,7 +377,9 @@ def test_a_tagger_reads_plain_text_and_is_scored_on_another_file(
         given = ["--model", "model", "--input", source, "--output", "out.jsonl", "--tracking-uri", "sqlite:///none.db"]
         monkeypatch.setattr(sys, "argv", ["predict.py", *given, *more])
         predict.main()
-        return capsys.readouterr().out
+        out, err = capsys.readouterr()
+        assert ("skipped 1 blank line of lines.txt" in err) == (source == "lines.txt")
+        return out
 
     Path("lines.txt").write_text("the cat sat\n\na dog\n")
     assert "scores" not in predicted("lines.txt")

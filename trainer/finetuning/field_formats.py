@@ -11,13 +11,28 @@ import pandas
 
 _TAG = re.compile(r"O|[BIESLU]-.+", re.DOTALL)
 _IOB2 = {"S": "B", "U": "B", "E": "I", "L": "I"}
+_CONLLU_ID = re.compile(r"\d+(?:[-.]\d+)?")
 DOCUMENT_START = "-DOCSTART-"
+FAULTS = "faults"
+"""Key of a table's `attrs`: why a column cannot be read as labels, and what to do, by the column's name."""
+NUM_BLANK = "num_blank"
+"""Key of a table's `attrs`: the number of blank lines, which are no rows."""
+
+
+class UnreadableFormat(ValueError):
+    """A file that looks like another format, with what to do about it."""
+
+    def __init__(self, reason: str, fix: str) -> None:
+        super().__init__(reason)
+        self.fix = fix
 
 
 def read_lines(text: str) -> pandas.DataFrame:
-    """Return the lines that are not empty as the column `text`."""
-    lines = [line.rstrip("\r") for line in text.split("\n")]
-    return pandas.DataFrame({"text": [line for line in lines if line.strip()]}, dtype=object)
+    """Return the lines that are not blank as the column `text`; `attrs` has the number of the others."""
+    lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
+    table = pandas.DataFrame({"text": [line for line in lines if line.strip()]}, dtype=object)
+    table.attrs[NUM_BLANK] = len(lines) - len(table)
+    return table
 
 
 def read_squad(text: str) -> pandas.DataFrame:
@@ -34,7 +49,13 @@ def read_squad(text: str) -> pandas.DataFrame:
             raise ValueError(f"question {number:,} is not an object with the key 'question'")
         if not isinstance(context, str):
             raise ValueError(f"the paragraph of question {number:,} has no text under the key 'context'")
-        answers = [] if question.get("is_impossible") else question.get("answers", [])
+        is_impossible = question.get("is_impossible", False)
+        if not isinstance(is_impossible, bool):
+            raise UnreadableFormat(
+                f"question {number:,} has is_impossible={json.dumps(is_impossible)[:40]}, neither true nor false",
+                fix="write true or false, without quotation marks",
+            )
+        answers = [] if is_impossible else question.get("answers", [])
         rows.append((question.get("id"), context, question["question"], answers))
     return pandas.DataFrame(rows, columns=["id", "context", "question", "answers"], dtype=object)
 
@@ -54,14 +75,15 @@ def read_conll(text: str) -> pandas.DataFrame:
     """Return a row for each sentence of a CoNLL file, with a list for each column; the columns are "1", "2", ...
 
     Empty lines part sentences. Cells are parted by tabs if a line has one, else by spaces, of which a no-break space is
-    none; lines that begin with "#" and have no tab are comments in the first case. Columns of entity tags (IOB1, IOB2,
-    BIOES, BILOU) become IOB2.
+    none; lines that begin with "#" and have no tab are comments in the first case. An empty cell is None. Columns of
+    entity tags (IOB1, IOB2, BIOES, BILOU) become IOB2; one that has other tags too is a fault, which `attrs` has.
 
     Raises:
-        ValueError: a line has another number of columns than the first one.
+        ValueError: a line has another number of columns than the first one, or is a range of words of CoNLL-U.
     """
     is_tabbed = "\t" in text
-    sentences: list[list[list[str]]] = [[]]
+    sentences: list[list[list[str | None]]] = [[]]
+    lines: list[int] = []
     width = 0
     for number, line in enumerate(text.split("\n"), start=1):
         line = line.rstrip("\r")
@@ -70,30 +92,81 @@ def read_conll(text: str) -> pandas.DataFrame:
             continue
         if is_tabbed and line.startswith("#") and "\t" not in line:
             continue
-        cells = [cell.strip() for cell in line.split("\t")] if is_tabbed else re.findall("[^ ]+", line)
+        cells = [cell.strip() or None for cell in line.split("\t")] if is_tabbed else re.findall("[^ ]+", line)
         width = width or len(cells)
         if len(cells) != width:
             raise ValueError(f"line {number:,} has {len(cells)} columns, and the first one {width}")
+        lines.append(number)
         sentences[-1].append(cells)
-    columns = {
-        str(place + 1): as_iob2([[cells[place] for cells in sentence] for sentence in sentences if sentence])
-        for place in range(width)
-    }
-    return pandas.DataFrame({name: pandas.Series(values, dtype=object) for name, values in columns.items()})
+    sentences = [sentence for sentence in sentences if sentence]
+    columns = [list(cells) for cells in zip(*(cells for sentence in sentences for cells in sentence), strict=True)]
+    _check_no_ranges(columns, lines)
+    table = pandas.DataFrame(index=range(len(sentences)))
+    faults: dict[str, tuple[str, str]] = {}
+    for place, cells in enumerate(columns, start=1):
+        if odd := _odd_tag(cells):
+            faults[str(place)] = (
+                f"line {lines[cells.index(odd)]:,}, column '{place}': {odd!r} is no tag of entities as the others are "
+                "(O, or B-, I-, E-, S-, L- or U- with a type)",
+                "correct the tag, or write O; the tags of a .jsonl file stay as they are",
+            )
+        rest = iter(cells)
+        tags = [[next(rest) for _ in sentence] for sentence in sentences]
+        table[str(place)] = pandas.Series(as_iob2(tags), dtype=object)
+    table.attrs[FAULTS] = faults
+    return table
 
 
-def as_iob2(sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return entity tags in the scheme IOB2, where B- begins every entity; a column of anything else as it is."""
-    every = {tag for tags in sentences for tag in tags}
+def _check_no_ranges(columns: Sequence[Sequence[str | None]], lines: Sequence[int]) -> None:
+    """Refuse lines of CoNLL-U that are no words of their own: `1-2` is written as one word, `8.1` is not written."""
+    numbers = [cell or "" for cell in columns[0]] if len(columns) > 1 else []
+    if not all(map(_CONLLU_ID.fullmatch, numbers)):
+        return
+    for line, number in zip(lines, numbers, strict=False):
+        if not number.isdecimal():
+            raise UnreadableFormat(
+                f"line {line:,} of CoNLL-U has the number {number}, so it is no word beside the others",
+                fix="remove the lines whose number has a hyphen or a point, such as 1-2 and 8.1",
+            )
+
+
+def as_iob2(sentences: Sequence[Sequence[str | None]]) -> list[list[str | None]]:
+    """Return entity tags in the scheme IOB2, where B- begins every entity; a column of anything else as it is.
+
+    An empty cell (None) stays, and ends an entity.
+    """
+    every = {tag for tags in sentences for tag in tags if tag is not None}
     if every <= {"O"} or not all(_TAG.fullmatch(tag) for tag in every):
         return [list(tags) for tags in sentences]
     return [_as_iob2(tags) for tags in sentences]
 
 
-def _as_iob2(tags: Sequence[str]) -> list[str]:
-    result: list[str] = []
+def not_of_iob2(tags: Sequence[str]) -> str | None:
+    """Return the first tag that is not of IOB2 although most, apart from O, are tags of entities; None without any."""
+    named = [tag for tag in tags if tag != "O"]
+    if 2 * sum(_TAG.fullmatch(tag) is not None for tag in named) <= len(named):
+        return None
+    return next((tag for tag in named if tag[:2] not in ("B-", "I-")), None)
+
+
+def _odd_tag(cells: Sequence[str | None]) -> str | None:
+    """Return the first cell of a column of entity tags that is none; None if there is none, or no such column.
+
+    A column has entity tags if most of its cells, apart from O and empty ones, are such tags.
+    """
+    named = [cell for cell in cells if cell not in (None, "O")]
+    odd = [cell for cell in named if not _TAG.fullmatch(cell)]
+    return odd[0] if odd and 2 * len(odd) < len(named) else None
+
+
+def _as_iob2(tags: Sequence[str | None]) -> list[str | None]:
+    result: list[str | None] = []
     before = "O"  # the tag before, of which an entity may go on
     for tag in tags:
+        if tag is None:
+            result.append(None)
+            before = "O"
+            continue
         sign, kind = _IOB2.get(tag[0], tag[0]), tag[2:]
         goes_on = before[0] in "BI" and before[2:] == kind
         result.append("O" if tag == "O" else f"{'I' if sign == 'I' and goes_on else 'B'}-{kind}")

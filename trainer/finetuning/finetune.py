@@ -81,7 +81,8 @@ def finetune(
 
     Args:
         model: a run's output directory, a checkpoint, an export, `models:/NAME@ALIAS`, or a name on the Hub.
-        train: training examples; without `valid` and `test`, a tenth of them is split off for each, by `split_seed`.
+        train: training examples; without `valid` and `test`, a tenth of them is split off for each, by `split_seed`
+            (a tenth of the contexts of SQuAD's json).
         valid: examples that select the learning rate and the epoch.
         test: the data the reported scores are computed on (without it and with `valid`: the valid data).
         quoting: whether quotation marks of tsv and csv enclose cells, or are plain characters.

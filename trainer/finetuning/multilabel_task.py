@@ -17,7 +17,16 @@ from scipy.special import expit
 from trainer.finetuning.examples import Examples, text_of
 from trainer.finetuning.scores import multilabel_scores
 from trainer.finetuning.tables import is_missing
-from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction, Outputs, Predictions, SequenceTask, Task
+from trainer.finetuning.tasks import (
+    PRINTED_LIST,
+    EncodedExamples,
+    ExamplePrediction,
+    Outputs,
+    Predictions,
+    SequenceTask,
+    Task,
+    is_printed_list,
+)
 
 THRESHOLD = 0.5
 
@@ -42,7 +51,7 @@ class MultilabelTask(SequenceTask):
         Texts with a list in JSON, which `predict` writes for classes with spaces, become the list.
         """
         cells = [_json_list(cell) for cell in cells]
-        texts = [isinstance(cell, str) and not is_missing(cell) for cell in cells]
+        texts = [isinstance(cell, str) and not is_missing(cell) and not is_printed_list(cell) for cell in cells]
         if not any("," in cell for cell, is_text in zip(cells, texts, strict=True) if is_text):
             return cells
         return [cell.split(",") if is_text else cell for cell, is_text in zip(cells, texts, strict=True)]
@@ -50,6 +59,8 @@ class MultilabelTask(SequenceTask):
     def parse_label(self, cell: Any, text: Any) -> list[str]:
         """Parse a list of classes, or a text with commas between them, or else with spaces."""
         if isinstance(cell, str):
+            if is_printed_list(cell):
+                raise ValueError(PRINTED_LIST)
             cell = cell.split("," if "," in cell else None)
         if isinstance(cell, np.ndarray):
             cell = cell.tolist()

@@ -46,6 +46,8 @@ class RegressionTask(SequenceTask):
 
     def parse_label(self, cell: Any, text: Any) -> float:
         try:
+            if isinstance(cell, bool) or (isinstance(cell, str) and "_" in cell):
+                raise ValueError  # which Python reads as a number
             value = float(cell)
         except (TypeError, ValueError):
             raise ValueError(f"{cell!r} is not a number, and regression needs one") from None

@@ -26,7 +26,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.terminal import json_line
 from data_prep.storage import storage
 from data_prep.storage.parquet import DamagedTable, read_whole
-from trainer.finetuning.field_formats import read_conll, read_lines, read_squad
+from trainer.finetuning.field_formats import FAULTS, read_conll, read_lines, read_squad
 
 SEPARATORS = {".tsv": "\t", ".csv": ","}
 SUFFIXES = (*SEPARATORS, ".jsonl", ".parquet")
@@ -66,13 +66,16 @@ def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bo
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"{path} cannot be read as a {path.suffix[1:]} table ({reason})",
-            fix=f"correct the file{unquoted}",
+            fix=getattr(error, "fix", f"correct the file{unquoted}"),
             code="unreadable-table",
         ) from None
 
 
 def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[Any]:
-    """Return the cells of a column as Python values; errors name `path`, and the option that gave the name."""
+    """Return the cells of a column as Python values; errors name `path`, and the option that gave the name.
+
+    A fault of `field_formats.py` counts for labels only.
+    """
     if name not in table.columns:
         there = ", ".join(str(column) for column in table.columns)
         raise UsageError(
@@ -82,6 +85,9 @@ def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[
         )
     if name in table.attrs.get(REPEATED, ()):
         raise UsageError(f"{path} has several columns named {name!r}", fix="rename all but one", code="repeated-column")
+    if option == "--label-column" and name in table.attrs.get(FAULTS, {}):
+        reason, fix = table.attrs[FAULTS][name]
+        raise UsageError(f"{path}, {reason}", fix=fix, code="invalid-cell")
     return table[name].tolist()
 
 

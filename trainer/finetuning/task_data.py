@@ -49,7 +49,17 @@ class Files:
         """Return a digest of a part: of its file, or of the training file and the seed that split the part off."""
         if part in self.given:
             return storage.sha256_of(self.given[part])
-        return hashlib.sha256(f"{storage.sha256_of(self.train)} {part} {split_seed}".encode()).hexdigest()
+        how = " by context" if self.has_contexts else ""
+        return hashlib.sha256(f"{storage.sha256_of(self.train)} {part} {split_seed}{how}".encode()).hexdigest()
+
+    @property
+    def has_contexts(self) -> bool:
+        """Whether the training file is SQuAD's json, which has several questions for a context.
+
+        Parts are then split off by context, so that no context is in two of them; questions in tables are split one by
+        one, as in earlier releases.
+        """
+        return self.train.suffix == ".json"
 
 
 @dataclass(frozen=True)
@@ -162,12 +172,14 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
         for part in examples.keys() - {"train"}:
             _check_known(_flat(examples[part].labels or []), names, files.given[part])
         task = make_task(name, names)
-    examples = _cut_missing(examples, labels if isinstance(task, ClassificationTask) else [0] * len(labels), seed)
+    by_context = files.has_contexts and isinstance(task, AnswerTask)
+    groups = labels if isinstance(task, ClassificationTask) else [0] * len(labels)
+    examples = _cut_missing(examples, groups, seed, by_context)
     if len(examples["train"]) < FEWEST_EXAMPLES or not all(len(part) for part in examples.values()):
         sizes = ", ".join(f"{len(part):,} for {part_name}" for part_name, part in examples.items())
         raise UsageError(
-            f"{files.train} has too few examples ({sizes} after the split)",
-            fix="give more examples, or a --valid file",
+            f"{files.train} has too few examples ({sizes} after the split{' by context' if by_context else ''})",
+            fix=f"give more {'contexts' if by_context else 'examples'}, or a --valid file",
             code="too-few-examples",
         )
     if isinstance(task, RegressionTask):
@@ -220,6 +232,16 @@ def split(groups: Sequence[Hashable], fractions: Sequence[float], seed: int) -> 
     return [sorted(part) for part in parts]
 
 
+def _split_contexts(contexts: Sequence[str], fractions: Sequence[float], seed: int) -> list[list[int]]:
+    """Split as `split` does, but all numbers of a context into one part; each part has a context if there are three."""
+    numbers_of: dict[str, list[int]] = defaultdict(list)
+    for number, context in enumerate(contexts):
+        numbers_of[context].append(number)
+    numbers = list(numbers_of.values())
+    parts = split([0] * len(numbers), [max(fraction, 1 / len(numbers)) for fraction in fractions], seed)
+    return [sorted(number for place in part for number in numbers[place]) for part in parts]
+
+
 def data_lines(data: TaskData) -> Iterator[str]:
     """Yield lines that describe the parts."""
     for name, part in data.parts.items():
@@ -260,13 +282,19 @@ def data_lines(data: TaskData) -> Iterator[str]:
             yield f"warning: the classes {names} differ only in capitals; if they are one class, use one spelling"
 
 
-def _cut_missing(examples: dict[str, Examples], groups: Sequence[Any], seed: int) -> dict[str, Examples]:
-    """Split missing parts off train; `groups` are the classes of the training examples, each split in proportion."""
+def _cut_missing(
+    examples: dict[str, Examples], groups: Sequence[Any], seed: int, by_context: bool
+) -> dict[str, Examples]:
+    """Split missing parts off train; `groups` are the classes of the training examples, each split in proportion.
+
+    With `by_context` the contexts are split instead, and each part has all questions of its contexts.
+    """
     missing = [part for part in ("valid", "test") if part not in examples and "valid" not in examples]
     if not missing:
         return examples
-    left, *parts = split(groups, [CUT_FRACTION] * len(missing), seed)
     whole = examples["train"]
+    fractions = [CUT_FRACTION] * len(missing)
+    left, *parts = _split_contexts(whole.texts, fractions, seed) if by_context else split(groups, fractions, seed)
     kept = replace(whole.take(left), num_incomplete=whole.num_incomplete, bad_rows=whole.bad_rows)
     cut = {part: whole.take(numbers) for part, numbers in zip(missing, parts, strict=True)}
     return {**examples, "train": kept, **cut}

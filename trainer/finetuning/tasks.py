@@ -6,6 +6,7 @@ and `AnswerTask` are in modules of their own.
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -18,6 +19,7 @@ from scipy.special import softmax
 
 from data_prep.base.errors import UsageError
 from trainer.finetuning.examples import Examples, text_of
+from trainer.finetuning.field_formats import not_of_iob2
 from trainer.finetuning.scores import classification_scores, tagging_scores
 from trainer.finetuning.tables import is_missing
 from trainer.inference.preprocessor import IGNORED, Preprocessor, Row
@@ -32,6 +34,8 @@ TaskName = Literal[
 ]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 OUTSIDE = "O"
+PRINTED_LIST = "the cell has a list as Python prints it, and not as JSON; write it as JSON, or the table as .jsonl"
+_PRINTED = re.compile(r"""\[(['"]).*['"]\]""", re.DOTALL)
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0")
 
 Output = Mapping[str, np.ndarray]
@@ -221,10 +225,12 @@ class TokenTask(Task):
         self.default = OUTSIDE if OUTSIDE in self.names or not self.names else self.names[0]
 
     def parse_text(self, cell: Any) -> list[str]:
-        words = [text_of(word) for word in _items(cell, "words")]
-        if not words:
+        items = _items(cell, "words")
+        if not items:
             raise ValueError("the text has no word")
-        return words
+        if None in items:
+            raise ValueError(f"word {items.index(None) + 1:,} is empty, although it has a place of its own")
+        return [text_of(word) for word in items]
 
     def parse_label(self, cell: Any, text: Any) -> list[str]:
         tags = _items(cell, "tags")
@@ -234,6 +240,15 @@ class TokenTask(Task):
         if missing:
             raise ValueError(f"word {missing[0]:,} has no tag; each word needs one, and {OUTSIDE!r} is one")
         return [text_of(tag).strip() for tag in tags]
+
+    def label_warnings(self, train: Sequence[Sequence[str]]) -> Iterator[str]:
+        tags = [tag for tags in train for tag in tags]
+        odd = not_of_iob2(tags)
+        if odd is not None:
+            yield (
+                f"the tag {odd!r} is not of IOB2 (O, or B- or I- with a type) as most others, so f1, precision and "
+                "recall are means over tags and not those of entities; a .conll file is converted"
+            )
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> EncodedExamples:
         encoded = preprocessor.tokenizer(
@@ -326,12 +341,32 @@ def num_longer(lengths: Sequence[int], preprocessor: Preprocessor) -> int:
 def _items(cell: Any, what: str) -> list[Any]:
     """Return the items of a list (numpy's for Parquet), or of a text separated by spaces."""
     if isinstance(cell, str):
-        return cell.split()
+        return _listed(cell) if is_printed_list(cell) else cell.split()
     if isinstance(cell, np.ndarray):
         return list(cell.tolist())
     if not isinstance(cell, list):
         raise ValueError(f"the cell contains a {type(cell).__name__}, and this task reads a list of {what}, or a text")
     return cell
+
+
+def _listed(text: str) -> list[str]:
+    """Return the list of texts that is written as JSON, as tables of words with spaces have it.
+
+    Raises:
+        ValueError: it is no JSON, or has other values.
+    """
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError):
+        items = [None]
+    if not all(isinstance(item, str) for item in items):
+        raise ValueError(PRINTED_LIST)
+    return list(items)
+
+
+def is_printed_list(text: str) -> bool:
+    """Return whether a text is a list of texts with brackets and quotation marks, as JSON or Python prints it."""
+    return _PRINTED.fullmatch(text.strip()) is not None
 
 
 def _kept(length: int, most: int) -> list[int]:

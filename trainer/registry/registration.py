@@ -268,12 +268,12 @@ def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -
 
 
 def _signature(served: ServedModel) -> ModelSignature | None:
-    """Return the signature of a model; None for one of a text that MLflow infers from the example."""
+    """Return the signature of a model; None for fill-mask, where MLflow infers it from the example."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import Array, Object, Property
 
-    if served.function is None and isinstance(served.example, str):
+    if served.function is None:
         return None
     if isinstance(served.example, str):
         taken = Schema([ColSpec("string")])
@@ -283,12 +283,12 @@ def _signature(served: ServedModel) -> ModelSignature | None:
     place = [Property(name, "long", required=False) for name in ("start", "end")]
     word = Object([Property("word", "string"), *place, Property("tag", "string", required=False), score])
     label = Object([Property("label", "string"), Property("score", "double")])
-    given: dict[str | None, list[Any]] = {
+    given: dict[str, list[Any]] = {
+        "classification": [ColSpec("string", "label"), ColSpec("double", "score")],
         "multilabel_classification": [ColSpec(Array(label))],
         "regression": [ColSpec("double")],
         "token_classification": [ColSpec(Array(word))],
         "question_answering": [ColSpec(Object([Property("answer", "string"), *place, score]))],
-        None: [ColSpec("string", "label"), ColSpec("double", "score")],
     }
     return ModelSignature(taken, Schema(given[served.function]))
 

@@ -1,7 +1,7 @@
 """The model of a registered folder as MLflow serves it: a transformers pipeline, chosen by the kind of the head.
 
 Question answering has no pipeline in transformers 5. MLflow's function (`mlflow.pyfunc`, `mlflow models serve`) is in
-`served_rows.py`: for tagging, question answering and regression its own, for all others that of the pipeline.
+`served_rows.py`: for fill-mask that of the pipeline, for all others its own, which reads a text as `predict` does.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ class ServedModel:
         """The arguments of MLflow's function, or of the pipeline with which it answers."""
         if self.function is not None:
             return {"task": self.function, "max_length": self.max_length}
-        cut = {"truncation": True, "max_length": self.max_length}
-        return {"tokenizer_kwargs": cut} if self.pipeline_task == "fill-mask" else cut
+        return {"tokenizer_kwargs": {"truncation": True, "max_length": self.max_length}}
 
     def pipeline(self) -> Any:
         from transformers import pipeline
@@ -91,11 +90,12 @@ def load_served(folder: Path) -> ServedModel:
     return ServedModel(filler.model, filler.tokenizer, "fill-mask", example, longest)
 
 
-def _function(ending: str, config: Any) -> str | None:
+def _function(ending: str, config: Any) -> str:
     if ending == "ForSequenceClassification":
         if config.problem_type == "multi_label_classification":
             return "multilabel_classification"
-        return "regression" if config.problem_type == "regression" or config.num_labels == 1 else None
+        is_number = config.problem_type == "regression" or config.num_labels == 1
+        return "regression" if is_number else "classification"
     return "token_classification" if ending == "ForTokenClassification" else "question_answering"
 
 

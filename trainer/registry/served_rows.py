@@ -3,9 +3,10 @@
 Each registered model contains a copy of this file, and works without this project. So this file imports nothing of the
 project.
 
-A masked language model and a classifier answer through MLflow's transformers flavor. A tagger answers with the words of
-a text and their places, question answering with a span of the context, and regression with a number: transformers has
-no pipeline that does.
+A masked language model answers through MLflow's transformers flavor, as classifiers of earlier releases do. A tagger
+answers with the words of a text and their places, question answering with a span of the context, and regression with a
+number: transformers has no pipeline that does. A classifier answers as its pipeline, but with the names of special
+tokens in a text as text.
 """
 
 from __future__ import annotations
@@ -119,14 +120,14 @@ class TaskFunction:
         """Return the model."""
         return self.model
 
-    def predict(self, data: Any, params: dict[str, Any] | None = None) -> list[Any]:
-        """Return an answer for each row."""
+    def predict(self, data: Any, params: dict[str, Any] | None = None) -> Any:
+        """Return an answer for each row: a list, or a table."""
         rows = [[_SURROGATE.sub("\ufffd", cell) for cell in row] for row in _cells(data)]
         if not all(cell.strip() for row in rows for cell in row):
             raise MlflowException.invalid_parameter_value("a text is empty")
         return self.answers(rows)
 
-    def answers(self, rows: Sequence[Sequence[str]]) -> list[Any]:
+    def answers(self, rows: Sequence[Sequence[str]]) -> Any:
         """Return an answer for each row of one or two texts."""
         raise NotImplementedError
 
@@ -171,6 +172,19 @@ class Numbers(TaskFunction):
 
     def answers(self, rows: Sequence[Sequence[str]]) -> list[float]:
         return [float(logits[0]) for logits in self.logits(rows)]
+
+
+class Classes(TaskFunction):
+    """Classification: a table of the class of each text or pair and its probability, as the pipeline's."""
+
+    auto_class = "AutoModelForSequenceClassification"
+
+    def answers(self, rows: Sequence[Sequence[str]]) -> pandas.DataFrame:
+        names = self.model.config.id2label
+        probabilities = [_softmax(logits) for logits in self.logits(rows)]
+        best = [int(each.argmax()) for each in probabilities]
+        scores = [float(each[number]) for each, number in zip(probabilities, best, strict=True)]
+        return pandas.DataFrame({"label": [str(names[number]) for number in best], "score": scores})
 
 
 class Labels(TaskFunction):
@@ -281,6 +295,7 @@ class Answers(TaskFunction):
 
 
 FUNCTIONS: dict[Any, type[TaskFunction]] = {
+    "classification": Classes,
     "regression": Numbers,
     "multilabel_classification": Labels,
     "token_classification": Words,

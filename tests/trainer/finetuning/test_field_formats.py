@@ -11,18 +11,21 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
 from trainer.finetuning.examples import Columns
-from trainer.finetuning.field_formats import as_iob2
+from trainer.finetuning.field_formats import NUM_BLANK, as_iob2
 from trainer.finetuning.tables import column, read_table, write_table
-from trainer.finetuning.task_data import Files, data_lines, encode_task, read_task
+from trainer.finetuning.task_data import Files, data_lines, encode_task, make_task, read_task
 from trainer.inference.preprocessor import Preprocessor
 
 CONTEXT = "The cat sat on the mat."
 SQUAD = Columns("context", "question", "answers")
 
 
-def squad(folder: Path, *questions: dict[str, Any], name: str = "train.json") -> Path:
+def squad(folder: Path, *questions: dict[str, Any], name: str = "train.json", num_contexts: int = 1) -> Path:
     asked = [{"id": str(number), **question} for number, question in enumerate(questions)]
-    content = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": asked}]}]}
+    paragraphs = [
+        {"context": CONTEXT + number * " So.", "qas": asked[number::num_contexts]} for number in range(num_contexts)
+    ]
+    content = {"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}
     (folder / name).write_text(json.dumps(content), encoding="utf-8-sig")
     return folder / name
 
@@ -40,13 +43,56 @@ IMPOSSIBLE = {
 
 
 def test_squad_is_read_and_a_question_without_an_answer_is_refused_with_the_reason(tmp_path: Path) -> None:
-    _, examples = read_task("question_answering", Files(squad(tmp_path, *[ANSWERED] * 60)), SQUAD, 0)
+    path = squad(tmp_path, *[ANSWERED] * 60)
+    _, examples = read_task("question_answering", Files(path, valid=path), SQUAD, 0)
     first = examples["train"].labels[0]
     assert (first.text, first.start, first.others) == ("The cat", 0, ("cat",))
     assert (examples["train"].texts[0], examples["train"].pairs[0]) == (CONTEXT, "Who sat?")
     path = squad(tmp_path, ANSWERED, IMPOSSIBLE, ANSWERED)
     with pytest.raises(UsageError, match="row 2, column 'answers': there is no answer", check=coded("invalid-cell")):
         read_task("question_answering", Files(path), SQUAD, 0)
+
+
+@pytest.mark.parametrize(("num_contexts", "sizes"), [(40, (32, 4, 4)), (7, (5, 1, 1)), (3, (1, 1, 1))])
+def test_every_context_of_squad_is_in_one_part_with_all_its_questions(
+    num_contexts: int, sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    path = squad(tmp_path, *[ANSWERED] * num_contexts * 5, num_contexts=num_contexts)
+    _, parts = read_task("question_answering", Files(path), SQUAD, 0)
+    contexts = [set(part.texts) for part in parts.values()]
+    assert tuple(map(len, contexts)) == sizes and len(set.union(*contexts)) == num_contexts
+    assert [len(part) for part in parts.values()] == [5 * size for size in sizes]
+    _, others = read_task("question_answering", Files(path), SQUAD, 1)
+    assert num_contexts == 3 or set(others["train"].texts) != contexts[0]
+
+
+def test_too_few_contexts_to_split_are_refused(tmp_path: Path) -> None:
+    path = squad(tmp_path, *[ANSWERED] * 60, num_contexts=2)
+    with pytest.raises(UsageError, match="after the split by context", check=coded("too-few-examples")) as raised:
+        read_task("question_answering", Files(path), SQUAD, 0)
+    assert "more contexts" in raised.value.fix
+
+
+def test_questions_in_a_table_are_split_one_by_one_as_before(tmp_path: Path) -> None:
+    write_table(read_table(squad(tmp_path, *[ANSWERED] * 40)), tmp_path / "train.jsonl")
+    _, parts = read_task("question_answering", Files(tmp_path / "train.jsonl"), SQUAD, 0)
+    assert [len(part) for part in parts.values()] == [32, 4, 4]
+
+
+def test_the_digest_of_a_part_tells_how_it_was_split_off(tmp_path: Path) -> None:
+    path = squad(tmp_path, ANSWERED)
+    (tmp_path / "same.jsonl").write_bytes(path.read_bytes())
+    files, table = Files(path, valid=path), Files(tmp_path / "same.jsonl", valid=path)
+    assert files.examples_sha256("test", 0) != table.examples_sha256("test", 0)
+    assert files.examples_sha256("valid", 0) == table.examples_sha256("valid", 0)
+
+
+@pytest.mark.parametrize("value", ["false", "true", 0, None])
+def test_a_mark_of_impossible_questions_that_is_neither_true_nor_false_is_refused(value: Any, tmp_path: Path) -> None:
+    path = squad(tmp_path, {**ANSWERED, "is_impossible": False}, {**ANSWERED, "is_impossible": value})
+    with pytest.raises(UserError, match="question 2 has is_impossible", check=coded("unreadable-table")) as raised:
+        read_table(path)
+    assert "true or false" in raised.value.fix
 
 
 def test_an_answer_beside_its_place_is_refused_as_such(tmp_path: Path) -> None:
@@ -56,9 +102,11 @@ def test_an_answer_beside_its_place_is_refused_as_such(tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_skipped_by_request_and_counted(tmp_path: Path, preprocessor: Preprocessor) -> None:
-    path = squad(tmp_path, ANSWERED, IMPOSSIBLE, *[ANSWERED] * 60, {"question": "x", "answers": [{"text": "y"}]})
-    task, examples = read_task("question_answering", Files(path, skip_bad=True), SQUAD, 0)
-    assert sum(len(part) for part in examples.values()) == 61
+    unplaced = {"question": "x", "answers": [{"text": "y"}]}
+    path = squad(tmp_path, ANSWERED, IMPOSSIBLE, *[ANSWERED] * 60, unplaced)
+    valid = squad(tmp_path, ANSWERED, name="valid.json")
+    task, examples = read_task("question_answering", Files(path, valid=valid, skip_bad=True), SQUAD, 0)
+    assert len(examples["train"]) == 61
     (line,) = [line for line in data_lines(encode_task(task, examples, preprocessor)) if line.startswith("skipped")]
     assert line.startswith("skipped 2 rows of the file of train, the first one 2 (column 'answers': there is no answer")
     with pytest.raises(UsageError, check=coded("invalid-cell")):
@@ -107,6 +155,52 @@ def test_a_conll_file_gives_words_and_the_chosen_column(line_end: str, tmp_path:
         column(table, "5", path, "--label-column")
 
 
+def conll(folder: Path, *lines: str) -> Path:
+    (folder / "train.conll").write_text("-DOCSTART- -X- O\n\n" + "\n".join(lines) + "\n")
+    return folder / "train.conll"
+
+
+@pytest.mark.parametrize("odd", ["-X-", "B-", "PER", "b-PER"])
+def test_a_column_of_entities_with_another_tag_is_refused_as_labels_by_its_line(odd: str, tmp_path: Path) -> None:
+    path = conll(tmp_path, "Anna NNP I-PER", "Smith NNP I-PER", f"ran {odd} {odd}", "far NNP O")
+    with pytest.raises(UsageError, match=f"conll, line 5, column '3': '{odd}' ", check=coded("invalid-cell")) as raised:
+        read_task("token_classification", Files(path, skip_bad=True), Columns("1", None, "3"), 0)
+    assert "write O" in raised.value.fix
+    table = read_table(path)
+    assert column(table, "1", path, "--text-column") == [["Anna", "Smith", "ran", "far"]]
+    assert column(table, "2", path, "--label-column") == [["NNP", "NNP", odd, "NNP"]]  # no tags of entities
+
+
+def test_words_that_look_like_tags_are_words(tmp_path: Path) -> None:
+    path = conll(tmp_path, "B-52 O", "I-95 O", "flew O")
+    assert column(read_table(path), "1", path, "--text-column") == [["B-52", "I-95", "flew"]]
+
+
+@pytest.mark.parametrize("number", ["1-2", "8.1"])
+def test_lines_of_conllu_that_are_no_words_are_refused_with_their_line(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.conll"
+    path.write_text(f"# text = im\n1\tin\tADP\n{number}\tim\t_\n2\tdem\tDET\n\n1\tja\tINTJ\n")
+    with pytest.raises(UserError, match=f"line 3 .* {number}, ", check=coded("unreadable-table")) as raised:
+        read_table(path)
+    assert raised.value.fix.startswith("remove the lines")
+    path.write_text("1\tin\tADP\n2\tdem\tDET\n")
+    assert column(read_table(path), "2", path, "") == [["in", "dem"]]
+    path.write_text(f"{number}\tNUM\nof\tADP\n")
+    assert column(read_table(path), "1", path, "") == [[number, "of"]]
+
+
+def test_a_line_without_its_word_or_tag_is_refused_or_skipped_with_its_sentence(tmp_path: Path) -> None:
+    columns = Columns("1", None, "2")
+    good = ["a\tI-X", "b\tO", ""] * 40
+    for line, told in (("\tO", "column '1': word 2 is empty"), ("c\t", "column '2': word 2 has no tag")):
+        path = conll(tmp_path, "a\tI-X", line, "", *good)
+        with pytest.raises(UsageError, match=f"row 1, {told}", check=coded("invalid-cell")):
+            read_task("token_classification", Files(path), columns, 0)
+        _, parts = read_task("token_classification", Files(path, skip_bad=True), columns, 0)
+        assert sum(len(part) for part in parts.values()) == 40
+        assert all(label == ["B-X", "O"] for part in parts.values() for label in part.labels or [])
+
+
 def test_a_conll_file_with_tabs_has_comments_and_words_with_spaces(tmp_path: Path) -> None:
     path = tmp_path / "train.conll"
     path.write_text("# newdoc\nNew York\tB-LOC\n#\tO\n\n\n\nrain\tO\n")
@@ -137,6 +231,45 @@ def test_a_comma_in_one_cell_makes_spaces_part_of_the_classes_of_the_others(tmp_
         assert [read[f"a{number}"] for number in range(3)] == expected
 
 
+@pytest.mark.parametrize("task", ["token_classification", "multilabel_classification"])
+def test_a_list_as_python_prints_it_is_refused_and_as_json_it_is_read(task: str, tmp_path: Path) -> None:
+    text = '["New York", "is", "far"]'
+    for labels, is_read in (("['B-X', 'O', 'Z']", False), ('["B-X", "O", "Z"]', True)):
+        (tmp_path / "a.tsv").write_text("text\tlabel\n" + f"{text}\t{labels}\n" * 40)
+        files = Files(tmp_path / "a.tsv", quoting=False)
+        if not is_read:
+            with pytest.raises(UsageError, match="'label': .*a list as Python prints it", check=coded("invalid-cell")):
+                read_task(task, files, Columns("text", None, "label"), 0)
+            continue
+        _, parts = read_task(task, files, Columns("text", None, "label"), 0)
+        assert parts["train"].labels is not None and parts["train"].labels[0] == ["B-X", "O", "Z"]
+        is_tagger = task == "token_classification"
+        assert parts["train"].texts[0] == (["New York", "is", "far"] if is_tagger else text)
+
+
+@pytest.mark.parametrize("cell", ["1_5", True])
+def test_what_python_alone_reads_as_a_number_is_none(cell: Any) -> None:
+    with pytest.raises(ValueError, match="is not a number"):
+        make_task("regression").parse_label(cell, "")
+    assert make_task("regression").parse_label("1.5", "") == 1.5
+
+
+@pytest.mark.parametrize(
+    ("tags", "odd"),
+    [
+        ("S-PER O B-ORG E-ORG", "S-PER"),
+        ("B-PER I-PER X O", "X"),
+        ("B-PER I-PER O", None),
+        ("I-PER I-PER O", None),
+        ("NOUN VERB O S-X", None),
+        ("O O", None),
+    ],
+)
+def test_tags_of_a_table_that_are_not_scored_as_entities_are_warned_of(tags: str, odd: str | None) -> None:
+    warnings = list(make_task("token_classification").label_warnings([tags.split()]))
+    assert [repr(odd) in warning and "not those of entities" in warning for warning in warnings] == [True] * bool(odd)
+
+
 @pytest.mark.parametrize(
     ("tags", "expected"),
     [
@@ -158,5 +291,6 @@ def test_every_scheme_of_entities_becomes_iob2_and_other_tags_stay(tags: str, ex
 def test_lines_of_text_are_a_table_that_is_only_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one text\r\n\n  \nanother\ttext\n")
     assert read_table(tmp_path / "a.txt")["text"].tolist() == ["one text", "another\ttext"]
+    assert read_table(tmp_path / "a.txt").attrs == {NUM_BLANK: 2}
     with pytest.raises(UsageError, check=coded("unsupported-file-type")):
         write_table(read_table(tmp_path / "a.txt"), tmp_path / "b.txt")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,27 @@ def test_a_tagger_answers_with_words_and_their_places(registered: Register) -> N
     assert [word["tag"] is None for word in long] == [False] * 18 + [True] * 102  # 20 tokens with [CLS] and [SEP]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("is_pair", [False, True])
+def test_a_classifier_reads_the_names_of_special_tokens_as_predict_does(registered: Register, is_pair: bool) -> None:
+    folder, answer = registered(AutoModelForSequenceClassification, "second" if is_pair else None, num_labels=3)
+    facts = json.loads((folder / "finetune.json").read_text())
+    (folder / "finetune.json").unlink()  # it is not of finetune.py
+    texts = [f"the cat {name} sat" for name in AutoTokenizer.from_pretrained(folder).all_special_tokens]
+    texts += ["[SEP][SEP]", "[PAD] [PAD] a dog", LONG + "[MASK]"]
+    texts += [text for text in ODD_TEXTS if "\ud800" not in text]  # which MLflow refuses
+    pairs = [*texts[1:], OTHER] if is_pair else None
+    fitted = FittedModel.load(folder)
+    fitted = replace(fitted, preprocessor=replace(fitted.preprocessor, max_length=facts["max_length"]))
+    expected, _ = fitted.predict(Examples(texts, pairs, None))
+    given = [{"text": text, "text_pair": pair} for text, pair in zip(texts, pairs, strict=True)] if pairs else texts
+    answers = answer(given)
+    assert list(answers.columns) == ["label", "score"]
+    assert answers["label"].tolist() == [guess.label for guess in expected]
+    assert answers["score"].tolist() == pytest.approx([guess.probability for guess in expected], abs=1e-5)
+    assert answer(given[0])["score"].tolist() == pytest.approx([expected[0].probability], abs=1e-5)
+
+
 ODD_TEXTS = [
     "Anna Smith lives in Paris.",
     "Zu\u0308rich \u202eabc\u202c \u05e9\u05dc\u05d5\u05dd \U0001f468\u200d\U0001f469\u200d\U0001f467 ok",
@@ -167,7 +189,7 @@ ODD_TEXTS = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["own", *WRITERS])
-@pytest.mark.parametrize("task", ["token_classification", "question_answering", "regression"])
+@pytest.mark.parametrize("task", ["token_classification", "question_answering", "regression", "classification"])
 def test_the_function_answers_as_predict_does_for_every_tokenizer(
     task: str, kind: str, tokenizer_folder: Path, tiny_hugging_face: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +206,7 @@ def test_the_function_answers_as_predict_does_for_every_tokenizer(
         "token_classification": (AutoModelForTokenClassification, {"id2label": {0: "O", 1: "B-X", 2: "I-X"}}),
         "question_answering": (AutoModelForQuestionAnswering, {}),
         "regression": (AutoModelForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
+        "classification": (AutoModelForSequenceClassification, {"num_labels": 3}),
     }
     auto_class, head = classes[task]
     config = AutoConfig.from_pretrained(
@@ -196,7 +219,7 @@ def test_the_function_answers_as_predict_does_for_every_tokenizer(
     with quiet_transformers():
         model.save_pretrained(folder)
     # Half a surrogate pair is refused by `predict` in the other tasks.
-    texts = ODD_TEXTS if task == "regression" else [*ODD_TEXTS[:4], *ODD_TEXTS[5:]]
+    texts = ODD_TEXTS if task in ("regression", "classification") else [*ODD_TEXTS[:4], *ODD_TEXTS[5:]]
     questions = [text[::-1] for text in texts]
     pairs = questions if task == "question_answering" else None
     read = [text.split() for text in texts] if task == "token_classification" else texts
@@ -204,9 +227,13 @@ def test_the_function_answers_as_predict_does_for_every_tokenizer(
     function = served_rows._load_pyfunc(str(tmp_path), {"task": task, "folder": "hf", "max_length": 32})
     given = [{"question": each, "context": text} for each, text in zip(questions, texts, strict=True)]
     answers = function.predict(given if pairs else texts)
+    if task == "classification":
+        answers = answers.to_dict("records")
     for text, answer, guess in zip(texts, answers, expected, strict=True):
         if task == "regression":
             assert answer == pytest.approx(guess.label, abs=1e-5)
+        elif task == "classification":
+            assert answer == {"label": guess.label, "score": pytest.approx(guess.probability, abs=1e-5)}
         elif task == "question_answering":
             assert answer["answer"] == guess.label.text and math.isclose(
                 answer["score"], guess.probability, abs_tol=1e-5
@@ -226,13 +253,14 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 import mlflow
 model = mlflow.pyfunc.load_model(sys.argv[1])
-print(json.dumps(model.predict(json.loads(sys.argv[2]))))
+answers = model.predict(json.loads(sys.argv[2]))
+print(json.dumps(answers if isinstance(answers, list) else answers.to_dict("records")))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.spawn
-@pytest.mark.parametrize("kind", ["tags", "answer", "number"])
+@pytest.mark.parametrize("kind", ["tags", "answer", "number", "class"])
 def test_the_function_needs_nothing_of_this_project(
     registered: Register, kind: str, tmp_path: Path, database: str
 ) -> None:
@@ -241,13 +269,15 @@ def test_the_function_needs_nothing_of_this_project(
     elif kind == "answer":
         _, answer = registered(AutoModelForQuestionAnswering, "question")
     else:
-        _, answer = registered(AutoModelForSequenceClassification, num_labels=1)
+        _, answer = registered(AutoModelForSequenceClassification, num_labels=1 if kind == "number" else 2)
     given: Any = [{"question": OTHER, "context": TEXT}] if kind == "answer" else [TEXT, OTHER]
     command = [sys.executable, "-c", WITHOUT_PROJECT, "models:/served/1", json.dumps(given)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found == pytest.approx(answer(given)) if kind == "number" else found == answer(given)
+    found, expected = json.loads(done.stdout.splitlines()[-1]), answer(given)
+    if kind == "class":
+        expected = expected.to_dict("records")
+    assert found == pytest.approx(expected) if kind == "number" else found == expected
 
 
 @pytest.mark.long
