@@ -457,6 +457,41 @@ def test_the_shapes_that_a_run_still_has_are_named_once_and_the_largest_first(st
 
 
 @pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ([(512, False), (256, True), (128, True)], [(512, False), (256, True)]),
+        ([(256, False), (256, True)], [(256, False), (256, True)]),  # as large, and more with the teacher
+        ([(256, False), (512, True)], [(512, True)]),
+        ([(256, False), (512, False)], [(512, False)]),
+    ],
+)
+def test_the_memory_of_a_taught_stage_is_tried_beside_that_of_the_largest_micro_batch(
+    config: RunConfig, stages: list[tuple[int, bool]], expected: list[tuple[int, bool]]
+) -> None:
+    """Without compilation, where other shapes need no trial; (tokens, whether a teacher takes part)."""
+    taught = [{"name": "distillation"}, {"name": "masked_lm"}]
+    settings = [
+        {"steps": 2, "micro_batch_tokens": tokens, "objectives": taught if is_taught else taught[1:]}
+        for tokens, is_taught in stages
+    ]
+    values = config.model_dump()
+    values["data"] |= {"sentence_pairs": "none"}
+    values["training"] |= {"duration": None, "max_steps": None, "stages": settings}
+    values |= {"objectives": None, "teacher": "somewhere" if any(has for _, has in stages) else None}
+    tried: list[tuple[int, bool]] = []
+
+    def forward(batch: Batch, objectives: list[str]) -> Any:
+        tried.append((batch.input_ids.numel(), "distillation" in objectives))
+        return {"any": {"loss": torch.zeros(())}}
+
+    engine: Any = SimpleNamespace(forward=forward, warmup_step=lambda *losses: [loss() for loss in losses])
+    nothing: Any = SimpleNamespace(mark=lambda doing: None)
+    shard_sets = [open_shard_set(config.data.shards)]
+    warmup.warmup_step(engine, RunConfig.model_validate(values), shard_sets, ALONE, 0, nothing)
+    assert tried == expected
+
+
+@pytest.mark.parametrize(
     ("name", "problem"), [("Toy", None), ("CountsPadding", "counts 32 predictions of a micro-batch and scores 16")]
 )
 def test_an_objective_that_counts_padding_is_refused_although_the_first_micro_batch_has_none(
