@@ -1,4 +1,4 @@
-"""Product code and pages are free of the words of a former dialect."""
+"""Code, tests and pages are free of the words of a former dialect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ FILES = sorted(
     for path in (REPOSITORY / folder).rglob("*")
     if path.is_file() and path.suffix in ENDINGS and "__pycache__" not in path.parts
 )
-PAGES = sorted(path for path in (REPOSITORY / "tests").rglob("*.md") if "golden" not in path.parts)
+TESTS = sorted(
+    path
+    for ending in ("*.md", "*.py")
+    for path in (REPOSITORY / "tests").rglob(ending)
+    if "golden" not in path.parts and path != Path(__file__).resolve()
+)
 
 
 @pytest.mark.parametrize("text", ["Reckoned with.", "they\nare told so", "a dead place", "two trainings", "mends it"])
@@ -32,7 +37,7 @@ def test_other_words_are_left_alone(text: str) -> None:
 
 def test_no_file_has_a_word_of_the_dialect() -> None:
     found = []
-    for path in [*FILES, *PAGES, REPOSITORY / "README.md", REPOSITORY / "pyproject.toml"]:
+    for path in [*FILES, *TESTS, REPOSITORY / "README.md", REPOSITORY / "pyproject.toml"]:
         words = " ".join(line.strip().removeprefix("# ") for line in path.read_text(encoding="utf-8").splitlines())
         found += [f"{path.relative_to(REPOSITORY)}: {match.group()}" for match in WORDS.finditer(words)]
     assert len(FILES) > 150

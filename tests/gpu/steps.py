@@ -169,7 +169,7 @@ def digest(folder: Path) -> str:
 def cuda_tests(kit: Kit) -> dict[str, Any]:
     """The tests marked `gpu`; only their files are collected, for others import what this machine lacks.
 
-    What they found that is no error, such as bits that differ within rounding, is told by name.
+    What they found that is no error, such as bits that differ within rounding, is named in the result.
     """
     marked = [
         path for path in (wheels.REPOSITORY / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()

@@ -149,7 +149,8 @@ def test_a_teacher_that_changed_since_the_checkpoint_is_refused_and_listed_if_al
     assert "Traceback" not in said and tree_of(run) == before
     said = plain_ranks.run(run, 1, "--allow-change")
     assert f"changed since the checkpoint: sha256 of the teacher was '{digest_of(teacher)}'" in said
-    assert CheckpointFolder(step_folder(run.output_dir, LAST)).read_state().data.teacher == digest_of(other)
+    saved = CheckpointFolder(step_folder(run.output_dir, LAST)).read_state()
+    assert saved.data.teacher == digest_of(other) and saved.teachers == (digest_of(teacher), digest_of(other))
 
 
 def test_a_teacher_may_move_and_may_go_once_its_stage_is_over(straight, teacher, tmp_path) -> None:

@@ -75,6 +75,9 @@ class TrainState(_Record):
     adopted: tuple[str, ...] = Field(
         (), description="how the initial weights were made of those of init_from; empty where nothing was adopted"
     )
+    teachers: tuple[str, ...] = Field(
+        (), description="sha256 of every teacher of the weights, in order; `data.teacher` is the last"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -123,6 +126,11 @@ class SavedState(_Record):
     def data_lineage(self) -> tuple[str, ...]:
         """Manifest digests of all data that the weights saw, as far as known."""
         return self.state.data_lineage or self.data.manifest_digests
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """sha256 of every teacher of the weights, in order; the first version with teachers kept the last alone."""
+        return self.state.teachers or (() if self.data.teacher is None else (self.data.teacher,))
 
 
 class Marker(_Record):

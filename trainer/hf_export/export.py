@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -314,7 +314,7 @@ def _write_origin(
         "data_digests": dict(facts.data_digests),
         "data_lineage": list(facts.data_lineage),
         **({"adopted": list(facts.adopted)} if facts.adopted else {}),
-        **({"teacher": {"address": without_secrets(config).teacher, "sha256": facts.teacher}} if facts.teacher else {}),
+        **_teachers(config, facts.teachers),
         "tokenizer_fingerprint": tokenizer.fingerprint,
         "scores": dict(facts.scores),
         "evaluation": dict(facts.evaluation),
@@ -322,6 +322,14 @@ def _write_origin(
         "model_safetensors_sha256": storage.sha256_of(folder / "model.safetensors"),
     }
     _write_json(folder / "provenance.json", provenance)
+
+
+def _teachers(config: RunConfig, teachers: Sequence[str]) -> dict[str, Any]:
+    """Return the last teacher, which is that of the configuration, and where it is not the first, all in order."""
+    if not teachers:
+        return {}
+    last = {"address": without_secrets(config).teacher, "sha256": teachers[-1]}
+    return {"teacher": last, **({"teachers_sha256": list(teachers)} if len(teachers) > 1 else {})}
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -93,7 +93,7 @@ def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
         git_revision=tags.get(GIT_TAG),
         data_lineage=_lineage(saved, tags),
         adopted=saved.state.adopted,
-        teacher=saved.data.teacher,
+        teachers=saved.teachers,
         data_digests=digests,
         sources=_sources(config, saved.data.manifest_digests),
         scores=scores,

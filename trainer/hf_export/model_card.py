@@ -55,8 +55,8 @@ class TrainingFacts:
     """How the scores were measured, as facts by name (`trainer/config/comparability.py`)."""
     adopted: Sequence[str] = ()
     """How the initial weights were made of those of `init_from`; empty where nothing was adopted."""
-    teacher: str | None = None
-    """sha256 over config.json and weights of the teacher."""
+    teachers: Sequence[str] = ()
+    """sha256 over config.json and weights of every teacher, in order; the last is that of the configuration."""
     averaged: Mapping[str, float] = field(default_factory=dict)
     """Coefficients of an averaged model by checkpoint name; empty for the weights of one checkpoint."""
 
@@ -137,7 +137,9 @@ def _pairs_head(config: RunConfig, has_pairs: bool, pairs_class: str) -> str:
 def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> str:
     averaged = ", ".join(f"{name} ({share:.4f})" for name, share in facts.averaged.items())
     adopted = "; ".join([f"those of {escaped(storage.redact(str(config.init_from)))}", *facts.adopted])
-    taught = f"{escaped(storage.redact(config.teacher or 'of an earlier run'))}, sha256 `{facts.teacher}`"
+    address = escaped(storage.redact(config.teacher or "of an earlier run"))
+    *before, taught = [f"sha256 `{each}`" for each in facts.teachers] or [""]
+    taught = ", then ".join([*before, f"{address}, {taught}"])
     rows = [
         ("optimizer steps", f"{facts.step:,} of {config.max_steps:,}" if facts.step is not None else None),
         ("tokens seen", f"{facts.tokens_seen:,}" if facts.tokens_seen is not None else None),
@@ -148,7 +150,7 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> 
         ("tokenizer", f"{_TOKENIZERS[tokenizer.info.kind]}, fingerprint `{tokenizer.fingerprint}`"),
         *([("mean of checkpoints", averaged)] if averaged else []),
         *([("initial weights", adopted)] if facts.adopted else []),
-        *([("teacher", taught)] if facts.teacher else []),
+        *([("teachers" if before else "teacher", taught)] if facts.teachers else []),
         ("MLflow run", f"`{facts.mlflow_run_id}`" if facts.mlflow_run_id else None),
         ("source code", f"git `{facts.git_revision}`" if facts.git_revision else None),
     ]

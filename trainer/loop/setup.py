@@ -82,7 +82,8 @@ def set_up(
     log_device(config, extensions, ranks, of_compilation, of_precision)
     data = data_identity(shard_sets)
     teacher = teacher_of(config, extensions, start, data, ranks)
-    data = data.model_copy(update={"teacher": start.teacher_digest if teacher is None else teacher.digest})
+    last = start.teachers[-1] if start.teachers else None
+    data = data.model_copy(update={"teacher": last if teacher is None else teacher.digest})
     changes = check_start(start, config, data, ranks, allow_change)
     exempt_what_is_loaded()
     model = build_model(config, shard_sets)
@@ -274,8 +275,7 @@ def log_run_summary(run: Run, state: TrainState, changes: list[str], start: Star
     for change in changes:
         is_notable = change.startswith((*CHANGES_NUMERICS, *CHANGES_SCORES))
         (LOG.warning if is_notable else LOG.info)(f"changed since the checkpoint: {change}")
-    seen = state.data_lineage, state.adopted, run.checkpoints.data.teacher
-    describe_run(run.reporter.tracker, config, shard_sets, *seen)
+    describe_run(run.reporter.tracker, config, shard_sets, state.data_lineage, state.adopted, state.teachers)
 
 
 def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:

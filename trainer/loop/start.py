@@ -73,9 +73,9 @@ class Start:
         return self.step - self.is_unevaluated
 
     @property
-    def teacher_digest(self) -> str | None:
-        """sha256 of the teacher that the checkpoint learned from."""
-        return self.checkpoint.saved.data.teacher if self.checkpoint is not None else None
+    def teachers(self) -> tuple[str, ...]:
+        """sha256 of every teacher that the checkpoint learned from, in order."""
+        return self.checkpoint.saved.teachers if self.checkpoint is not None else ()
 
     @property
     def precision(self) -> Precision | None:
@@ -144,7 +144,8 @@ def first_state(start: Start, config: RunConfig, data: DataIdentity, data_lineag
     late = start.scores or LateScores(state="done")
     valid = {name: value for name, value in late.metrics.items() if name.startswith("valid/")}
     evaluation, facts = {**state.evaluation, **valid}, {**state.evaluated_as, **late.facts}
-    changes = {"data_lineage": data_lineage, "evaluation": evaluation, "evaluated_as": facts}
+    teachers = start.teachers if data.teacher in (None, *start.teachers[-1:]) else (*start.teachers, data.teacher)
+    changes = {"data_lineage": data_lineage, "evaluation": evaluation, "evaluated_as": facts, "teachers": teachers}
     state = state.model_copy(update=changes)
     if start.branch is None or start.checkpoint is None:
         return state

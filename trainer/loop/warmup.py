@@ -11,6 +11,7 @@ import torch
 from trainer.config.batch_arithmetic import StageShape, batch_arithmetic
 from trainer.config.data_settings import DataSettings
 from trainer.config.measurements import evaluated_shapes, objectives_measured
+from trainer.config.objective_settings import is_taught
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.data.batch import Batch
@@ -30,17 +31,18 @@ COMPILATION_SECONDS = 3600
 def warmup_step(
     engine: Engine, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks, step: int, watchdog: Watchdog
 ) -> None:
-    """Take one step at the largest micro-batch that changes nothing, so that out-of-memory errors come first.
+    """Take one step that changes nothing, so that out-of-memory errors come first: at the largest micro-batch and the
+    largest with a teacher.
 
-    With compilation, this step compiles all graphs of training and evaluation after `step`, so the timeouts of steps
-    need no allowance for a compiler.
+    With compilation, the step takes every shape and compiles all graphs of training and evaluation after `step`, so the
+    timeouts of steps need no allowance for a compiler.
     """
     ahead, is_compiled = stages_after(step, config), config.training.compile is True
     shapes = one_of_each_shape([_as_cut(stage, ranks.world_size) for stage in ahead])
-    batches = [
-        first_batch(stage, stage.data, config, shard_sets, ranks) for stage in (shapes if is_compiled else shapes[:1])
-    ]
-    losses = [_loss_of(engine, stage, batch) for stage, batch in zip(shapes, batches, strict=False)]
+    if not is_compiled:
+        shapes = largest_of(shapes)
+    batches = [first_batch(stage, stage.data, config, shard_sets, ranks) for stage in shapes]
+    losses = [_loss_of(engine, stage, batch) for stage, batch in zip(shapes, batches, strict=True)]
     if not is_compiled:
         engine.warmup_step(*losses)
         return
@@ -102,6 +104,12 @@ def one_of_each_shape(stages: Sequence[Stage]) -> list[Stage]:
         for stage in stages
     }
     return [by_shape[shape] for shape in sorted(by_shape, reverse=True)]
+
+
+def largest_of(shapes: Sequence[Stage]) -> list[Stage]:
+    """Return the first of the shapes and the first that a teacher takes part in, which needs memory of its own."""
+    first_taught = next((stage for stage in shapes if is_taught(stage.objectives)), shapes[0])
+    return [shapes[0]] if first_taught is shapes[0] else [shapes[0], first_taught]
 
 
 def _as_cut(stage: Stage, world_size: int) -> Stage:

@@ -32,6 +32,7 @@ GIT_TAG = "clozeworks.git_revision"
 LINEAGE_TAG = "clozeworks.data_lineage"
 """Tag of the run with the manifest digests of all data that its weights saw, separated by commas."""
 ADOPTED_TAG = "clozeworks.adopted"
+TEACHERS_TAG = "clozeworks.teacher_sha256"
 """Tag of the run that says how its initial weights were made of those of `init_from`."""
 
 POINTS_NAME = "points.jsonl"

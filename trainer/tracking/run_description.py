@@ -27,7 +27,7 @@ from data_prep.dataset.manifest import Manifest, list_versions
 from data_prep.storage import storage
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.data.shard_set import ShardSet
-from trainer.tracking.journal import ADOPTED_TAG, ENTROPY_PARAM, GIT_TAG, LINEAGE_TAG, DataSetInput
+from trainer.tracking.journal import ADOPTED_TAG, ENTROPY_PARAM, GIT_TAG, LINEAGE_TAG, TEACHERS_TAG, DataSetInput
 from trainer.tracking.tracker import MetricLog
 
 LIBRARIES = ("clozeworks", "torch", "deepspeed", "mlflow", "transformers", "tokenizers", "sentencepiece", "numpy")
@@ -54,12 +54,12 @@ def describe_run(
     shard_sets: Sequence[ShardSet],
     data_lineage: Sequence[str],
     adopted: Sequence[str] = (),
-    teacher: str | None = None,
+    teachers: Sequence[str] = (),
 ) -> None:
     """Log parameters, the resolved configuration, the manifests, the environment and the git revision.
 
     `data_lineage` are the digests of all data that the weights saw, earlier data and that of `init_from` included;
-    `adopted` says how the initial weights were made of those of `init_from`; `teacher` is the sha256 of the teacher.
+    `adopted` says how the initial weights were made of those of `init_from`; `teachers` are the sha256 of all teachers.
     """
     config = without_secrets(config)
     settings = config.model_dump(mode="json")
@@ -79,7 +79,7 @@ def describe_run(
     tags = {"clozeworks.manifest_digest": ",".join(digests), LINEAGE_TAG: ",".join(data_lineage)}
     tags |= {f"clozeworks.environment.{name}": version for name, version in environment.items()}
     tags |= {ADOPTED_TAG: "; ".join(adopted)} if adopted else {}
-    tags |= {"clozeworks.teacher_sha256": teacher} if teacher is not None else {}
+    tags |= {TEACHERS_TAG: ",".join(teachers)} if teachers else {}
     revision = git_revision()
     tracker.log_tags(tags | ({GIT_TAG: revision} if revision else {}))
 

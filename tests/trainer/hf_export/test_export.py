@@ -49,6 +49,7 @@ FACTS = TrainingFacts(
     ),
     scores={"valid/mlm_loss": 5.25},
     adopted=("size: layers 0, 1, 1 of 2 become 0 to 2",),
+    teachers=("1" * 64, "2" * 64),
 )
 
 
@@ -306,6 +307,7 @@ def test_the_model_card_reports_sources_tokens_and_scores(exported):
     begun = make_config().model_copy(update={"init_from": "s3://name:secret@host/base"})
     card = model_card("x", begun, FACTS, Tokenizer.load(exported))
     assert "- initial weights: those of s3://host/base; size: layers 0, 1, 1 of 2 become 0 to 2\n" in card
+    assert f"- teachers: sha256 `{'1' * 64}`, then of an earlier run, sha256 `{'2' * 64}`\n" in card
 
 
 @pytest.mark.parametrize(
@@ -329,6 +331,8 @@ def test_the_model_card_tells_what_weights_of_causal_checkpoints_cannot_do(expor
 def test_provenance_reports_what_was_checked(exported):
     provenance = json.loads((exported / "provenance.json").read_text())
     assert provenance["checkpoint"] == "step-00000010" and provenance["adopted"] == [*FACTS.adopted]
+    assert provenance["teacher"] == {"address": None, "sha256": "2" * 64}
+    assert provenance["teachers_sha256"] == ["1" * 64, "2" * 64]
     assert provenance["parity"]["num_texts"] > 40 and provenance["parity"]["num_sequences"] > 10
     assert provenance["parity"]["num_logits"] > 100 * 448
     assert provenance["parity"]["max_logit_difference"] < 1e-4 * provenance["parity"]["max_logit"]

@@ -45,7 +45,7 @@ from trainer.metrics.health import NonFiniteSteps
 from trainer.model import numerics
 from trainer.objectives.pretraining import PretrainingModel
 from trainer.preflight.data_checks import EVALUATION_IS_OFF
-from trainer.tracking.journal import ADOPTED_TAG, LINEAGE_TAG
+from trainer.tracking.journal import ADOPTED_TAG, LINEAGE_TAG, TEACHERS_TAG
 from trainer.tracking.tracker import NullTracker
 
 BASE, BEFORE_BASE = "b" * 64, "a" * 64
@@ -203,6 +203,34 @@ def test_what_was_adopted_is_part_of_the_run_and_of_its_checkpoints(
     assert set_up(begun)[1].adopted == (line,), "a resumed run does not read its base again"
     with pytest.raises(UsageError, match="adopt was", check=coded("incompatible-change")):
         set_up(begun.model_copy(update={"adopt": ()}))
+
+
+@pytest.mark.long
+def test_every_teacher_stays_named_in_order(
+    config: RunConfig, tmp_path: Path, tracker: TagTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = "1" * 64, "2" * 64
+
+    def taught_by(digest: str) -> None:
+        teacher = SimpleNamespace(digest=digest, attach_to=lambda objectives: None, describe=lambda: "a teacher")
+        monkeypatch.setattr(runs, "teacher_of", lambda *given: teacher)
+
+    taught_by(first)
+    run, state, progress = set_up(config)
+    assert state.teachers == (first,) and tracker.tags[TEACHERS_TAG] == first
+    before_histories = state.model_copy(update={"teachers": ()})  # as the first version with teachers kept it
+    assert read_source(save((run, before_histories, progress), 2)).facts.teachers == (first,)
+    assert set_up(config)[1].teachers == (first,), "the same teacher is named once"
+    taught_by(second)
+    branch = set_up(branching(config, tmp_path / "branch"))
+    assert branch[1].teachers == (first, second)
+    facts = read_source(save(branch, 3)).facts
+    assert facts.teachers == (first, second) and tracker.tags[TEACHERS_TAG] == f"{first},{second}"
+    assert set_up(branching(config, tmp_path / "branch"))[1].teachers == (first, second)
+    assert set_up(config, allow_change=True)[1].teachers == (first, second), "a resumed run"
+    monkeypatch.setattr(runs, "teacher_of", lambda *given: None)
+    run, state, _ = set_up(branching(config, tmp_path / "branch"))
+    assert state.teachers == (first, second) and run.checkpoints.data.teacher == second, "its stage is over"
 
 
 @pytest.mark.long
@@ -426,6 +454,41 @@ def test_the_shapes_that_a_run_still_has_are_named_once_and_the_largest_first(st
         for stage in warmup.one_of_each_shape(warmup.stages_after(step, config))
     ]
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ([(512, False), (256, True), (128, True)], [(512, False), (256, True)]),
+        ([(256, False), (256, True)], [(256, False), (256, True)]),  # as large, and more with the teacher
+        ([(256, False), (512, True)], [(512, True)]),
+        ([(256, False), (512, False)], [(512, False)]),
+    ],
+)
+def test_the_memory_of_a_taught_stage_is_tried_beside_that_of_the_largest_micro_batch(
+    config: RunConfig, stages: list[tuple[int, bool]], expected: list[tuple[int, bool]]
+) -> None:
+    """Without compilation, where other shapes need no trial; (tokens, whether a teacher takes part)."""
+    taught = [{"name": "distillation"}, {"name": "masked_lm"}]
+    settings = [
+        {"steps": 2, "micro_batch_tokens": tokens, "objectives": taught if is_taught else taught[1:]}
+        for tokens, is_taught in stages
+    ]
+    values = config.model_dump()
+    values["data"] |= {"sentence_pairs": "none"}
+    values["training"] |= {"duration": None, "max_steps": None, "stages": settings}
+    values |= {"objectives": None, "teacher": "somewhere" if any(has for _, has in stages) else None}
+    tried: list[tuple[int, bool]] = []
+
+    def forward(batch: Batch, objectives: list[str]) -> Any:
+        tried.append((batch.input_ids.numel(), "distillation" in objectives))
+        return {"any": {"loss": torch.zeros(())}}
+
+    engine: Any = SimpleNamespace(forward=forward, warmup_step=lambda *losses: [loss() for loss in losses])
+    nothing: Any = SimpleNamespace(mark=lambda doing: None)
+    shard_sets = [open_shard_set(config.data.shards)]
+    warmup.warmup_step(engine, RunConfig.model_validate(values), shard_sets, ALONE, 0, nothing)
+    assert tried == expected
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_the_cost_of_a_teacher_is_told_and_one_that_does_not_fit_is_refused(smal
     config = load_config("tiny_cpu", settings)
     with pytest.raises(UserError, match="teacher", check=coded("unknown-model")):
         explain(planned(config, 2))
-    assert "teacher" not in memory_lines(planned(config, 2))[0], "memory is told all the same"
+    assert "teacher" not in memory_lines(planned(config, 2))[0], "the memory of the rest is still shown"
     write_model(tmp_path / "teacher", teacher)
     with pytest.raises(UserError, check=coded("no-tokenizer-of-teacher")):
         explain(planned(config, 2))
