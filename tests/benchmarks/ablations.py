@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import proof
-import reports
-from encoder_runs import LINEAR_ADAMW, Corpus, Recipe, train_once
+from encoder_runs import LINEAR_ADAMW, Corpus, Recipe, measure_missing, train_once
 from machine import REPOSITORY, commit_of
 from speedrun import MODEL, corpus_of
 
@@ -139,21 +138,21 @@ def main() -> None:
         CORPORA[0]: corpus_of(f"{CORPORA[0]}={arguments.corpus}", None, work, arguments.vocab_size),
         CORPORA[1]: corpus_of(f"{CORPORA[1]}={arguments.other}", PART_WORDS, work, arguments.vocab_size),
     }
-    for _ in range(arguments.runs):
-        rows = reports.runs_in(arguments.results)
-        missing = [run for run in plan(rows) if not any(asdict(run).items() <= row.items() for row in rows)]
-        if not missing:
-            break
-        run = missing[0]
+
+    def measure(run: Run, rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         if run.corpus == EPOCH:
             corpora[EPOCH], _ = proof.prepared([arguments.other], work / "words", arguments.words, arguments.vocab_size)
             steps = corpora[EPOCH].steps_of_epoch(BATCH_TOKENS)
         else:
             steps = steps_of(run, rows, arguments.steps)
-        row, described = measured(run, steps, corpora[run.corpus])
-        planned = [asdict(run) for run in plan([*rows, row])]
-        reports.add_run(arguments.results, described, row, planned=planned, variants=list(VARIANTS))
-        print(f"{run}: loss {row['loss']}, {row['cpu_seconds']} CPU s", flush=True)
+        return measured(run, steps, corpora[run.corpus])
+
+    measure_missing(arguments, plan, lambda run: settings_of(run, arguments.steps), measure, variants=list(VARIANTS))
+
+
+def settings_of(run: Run, steps: int) -> dict[str, int]:
+    """What a row must agree in with the others besides its key: the steps, where --steps sets them."""
+    return {"steps": steps} if run.equal == "tokens" and run.corpus != EPOCH else {}
 
 
 def measured(run: Run, steps: int, corpus: Corpus) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -164,7 +163,7 @@ def measured(run: Run, steps: int, corpus: Corpus) -> tuple[dict[str, Any], dict
     if variant.decay_share:
         settings = (*settings, f"schedule.decay_steps={round(variant.decay_share * steps)}")
     found = train_once(Recipe("ours", steps, settings, average_last=variant.average_last), run.seed, corpus)
-    row = asdict(run) | {
+    row = {
         "commit": commit_of(REPOSITORY),
         "steps": steps,
         "tokens": found["tokens"],

@@ -27,7 +27,7 @@ import corpus_part
 import machine
 import reports
 import torch
-from encoder_runs import Corpus, Recipe, train_once
+from encoder_runs import Corpus, Recipe, missing_runs, train_once
 from machine import REPOSITORY, commit_of
 from safetensors.torch import save_file
 
@@ -155,16 +155,24 @@ def start_loss(run: Run, corpus: Corpus, folder: str, work: Path) -> tuple[float
     return corpus.valid_loss(written), list(lines)
 
 
+def settings_of_row(run: Run, arguments: argparse.Namespace) -> dict[str, int]:
+    """What a row must agree in with the others besides its key."""
+    return {"base_steps": arguments.base_steps} | ({"steps": arguments.steps} if run.kind == "reach" else {})
+
+
 def rows_of(arguments: argparse.Namespace, done: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Measure the rows that are missing."""
     corpora = corpora_of(arguments)
     own = corpora["own tokenizer"]
-    for run in plan(arguments.seeds):
-        if any(asdict(run).items() <= row.items() for row in done):
-            continue
+    for run in missing_runs(plan(arguments.seeds), done, lambda run: settings_of_row(run, arguments)):
         adopted, corpus = ADOPTIONS[run.name], corpora[ADOPTIONS[run.name].corpus]
         base = train_once(Recipe("ours", arguments.base_steps, settings_of(own, Adopted(""))), run.seed, own)
-        row = {**asdict(run), "commit": commit_of(REPOSITORY), "base_loss": round(base["loss"], 4)}
+        row = {
+            **asdict(run),
+            **settings_of_row(run, arguments),
+            "commit": commit_of(REPOSITORY),
+            "base_loss": round(base["loss"], 4),
+        }
         if run.kind == "start":
             loss, lines = start_loss(run, corpus, base["model"], arguments.work.absolute())
             row |= {"loss": round(loss, 4), "difference": round(loss - base["loss"], 4), "adopted": lines}

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import reports
-from encoder_runs import Recipe, train_once
+from encoder_runs import Recipe, measure_missing, train_once
 from machine import REPOSITORY, commit_of
 from speedrun import corpus_of
 
@@ -52,24 +53,19 @@ def main() -> None:
     arguments = _parse()
     name = Path(arguments.corpus).name.partition(".")[0]
     corpus = corpus_of(f"{name}={arguments.corpus}", None, arguments.work.absolute(), arguments.vocab_size)
-    for _ in range(arguments.runs):
-        rows = reports.runs_in(arguments.results)
-        missing = [run for run in PLAN if not any(asdict(run).items() <= row.items() for row in rows)]
-        if not missing:
-            break
-        run = missing[0]
+    settings = {"corpus": name, "steps": arguments.steps}
+
+    def measure(run: Run, rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         found = train_once(recipe_of(run.way, arguments.steps), run.seed, corpus)
-        row = asdict(run) | {
-            "corpus": name,
+        return {
             "commit": commit_of(REPOSITORY),
-            "steps": arguments.steps,
             "tokens": found["tokens"],
             "cpu_seconds": round(found["cpu_seconds"], 1),
             "loss": round(found["loss"], 4),
             "unigram_entropy": round(corpus.unigram_entropy_nats, 4),
-        }
-        reports.add_run(arguments.results, found["described"], row, planned=[asdict(each) for each in PLAN])
-        print(f"{run}: loss {row['loss']}, {row['cpu_seconds']} CPU s", flush=True)
+        }, found["described"]
+
+    measure_missing(arguments, lambda rows: PLAN, lambda run: settings, measure)
 
 
 def _parse() -> argparse.Namespace:

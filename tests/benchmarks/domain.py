@@ -23,15 +23,14 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import corpus_part
 import machine
-import reports
-from encoder_runs import Corpus, Recipe, run, train_once
+from encoder_runs import Corpus, Recipe, measure_missing, run, train_once
 from machine import REPOSITORY, commit_of
 
 from data_prep.base.errors import run_command
@@ -182,26 +181,26 @@ def accuracy_of(model: Path, row: Run, arguments: argparse.Namespace) -> float |
 def main() -> None:
     arguments = _parse()
     general, law = corpora_of(arguments)
-    rows = plan(arguments.seeds)
-    for _ in range(arguments.runs):
-        done = reports.runs_in(arguments.results)
-        missing = [row for row in rows if not any(asdict(row).items() <= each.items() for each in done)]
-        if not missing:
-            break
-        row = missing[0]
-        found = model_of(row, general, law, arguments)
+    planned = plan(arguments.seeds)
+
+    def measure(run: Run, rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+        found = model_of(run, general, law, arguments)
         model = Path(found["model"])
-        result = asdict(row) | {
+        return {
             "commit": commit_of(REPOSITORY),
             "tokens": found["tokens"],
             "law_loss": round(law.valid_loss(model), 4),
             "general_loss": round(general.valid_loss(model), 4),
-            "accuracy": accuracy_of(model, row, arguments),
+            "accuracy": accuracy_of(model, run, arguments),
             **json.loads((arguments.work / "law.json").read_text()),
-        }
-        described = machine.described("torch", "transformers", "deepspeed")
-        reports.add_run(arguments.results, described, result, planned=[asdict(each) for each in rows])
-        print(json.dumps(result), flush=True)
+        }, machine.described("torch", "transformers", "deepspeed")
+
+    measure_missing(arguments, lambda rows: planned, lambda run: settings_of(run, arguments), measure)
+
+
+def settings_of(run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a row must agree in with the others besides its key."""
+    return {"base_steps": arguments.base_steps} | ({"steps": arguments.steps} if run.rate else {})
 
 
 def _parse() -> argparse.Namespace:

@@ -1,5 +1,5 @@
 """Train one small encoder by a recipe, once per seed, in a folder of its own; `speedrun.py`, `proof.py` and
-`ablations.py` compare such runs.
+`ablations.py` compare such runs. `measure_missing` measures the rows that a result file lacks.
 
 Sides: `ours` is `launch/pretrain.py` of a checkout; `run_mlm` is transformers' Trainer on grouped rows, as
 `run_mlm.py` uses it, with RoBERTa's linear decay; `ltg_bert` is LTG-BERT's architecture on our rows (`ltg_bert.py`).
@@ -8,18 +8,21 @@ All sides have the tokenizer and the shards of their corpus in common.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import machine
 import numpy as np
+import reports
 import torch
 from contained_process import run_contained
 from machine import REPOSITORY, commit_of
@@ -120,6 +123,55 @@ class Corpus:
         if not path.exists():
             np.save(path, grouped_rows(self.shard_set, "train", length))
         return path, len(np.load(path, mmap_mode="r"))
+
+
+def missing_runs(
+    planned: Iterable[Any], rows: Sequence[Mapping[str, Any]], settings: Callable[[Any], Mapping[str, Any]]
+) -> list[Any]:
+    """The planned runs (dataclasses, whose fields are the key of their row) that have no row.
+
+    Raises:
+        UserError: a row was measured with other `settings` of its run; one that lacks them is of an earlier version.
+    """
+    missing = []
+    for each in planned:
+        found = [row for row in rows if asdict(each).items() <= row.items()]
+        for row in found:
+            for name, value in settings(each).items():
+                if row.get(name, value) != value:
+                    raise UserError(
+                        f"the row of {each} has {name}={row[name]}, and this command has {name}={value}",
+                        fix="give another file for --results, or the arguments that its rows were measured with",
+                        code="other-benchmark-settings",
+                    )
+        if not found:
+            missing.append(each)
+    return missing
+
+
+def measure_missing(
+    arguments: argparse.Namespace,
+    plan: Callable[[Sequence[Mapping[str, Any]]], Sequence[Any]],
+    settings: Callable[[Any], Mapping[str, Any]],
+    measure: Callable[[Any, Sequence[Mapping[str, Any]]], tuple[Mapping[str, Any], Mapping[str, Any]]],
+    **values: Any,
+) -> None:
+    """Add the planned rows that `arguments.results` lacks, one by one, at most `arguments.runs` of them.
+
+    `plan` gives all runs as far as the rows so far decide them, and `settings` what else the row of a run must agree
+    in. `measure` takes a run and the rows so far; it returns what it found, and the machine's description. `values`
+    are kept with the file.
+    """
+    for _ in range(arguments.runs):
+        rows = reports.runs_in(arguments.results)
+        missing = missing_runs(plan(rows), rows, settings)
+        if not missing:
+            break
+        found, described = measure(missing[0], rows)
+        row = {**asdict(missing[0]), **settings(missing[0]), **found}
+        planned = [asdict(each) for each in plan([*rows, row])]
+        reports.add_run(arguments.results, described, row, planned=planned, **values)
+        print(json.dumps(row), flush=True)
 
 
 def train_once(recipe: Recipe, seed: int, corpus: Corpus) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -243,6 +244,35 @@ def test_labels_of_law_come_from_the_path_and_are_not_in_the_text(scripts: Any, 
         (2, 0, 0),
     ]
     assert [(run.seed, run.rate) for run in plan[9:]] == [(1, 3e-4), (1, 3e-3)] and len({*plan}) == len(plan)
+
+
+def test_missing_rows_are_measured_and_rows_of_other_settings_are_not_mixed(scripts: Any, tmp_path: Path) -> None:
+    script, reports, causal = scripts("encoder_runs"), scripts("reports"), scripts("causal")
+    described = {"date": "2026-01-02", "cpu": "one", "load_average": 1.0, "python": "3.11.7", "versions": {}}
+    described["command"] = "python tests/benchmarks/a.py"
+    path, (first, second, *_) = tmp_path / "found.json", causal["PLAN"]
+
+    def measure_missing(number: int, steps: int) -> None:
+        script["measure_missing"](
+            SimpleNamespace(results=path, runs=number),
+            lambda rows: causal["PLAN"],
+            lambda run: {"steps": steps},
+            lambda run, rows: ({"loss": float(len(rows))}, described),
+        )
+
+    def found() -> list[tuple[Any, ...]]:
+        rows = reports["runs_in"](path)
+        return [(row["way"], row["seed"], row.get("steps"), row["loss"]) for row in rows]
+
+    reports["add_run"](path, described, {**asdict(first), "loss": 9.0})  # an earlier version named no steps
+    measure_missing(1, 100)
+    assert found() == [(first.way, first.seed, None, 9.0), (second.way, second.seed, 100, 1.0)]
+    with pytest.raises(UserError, match="steps=100, and this command has steps=200"):
+        measure_missing(1, 200)
+    assert len(found()) == 2
+    measure_missing(10**6, 100)
+    assert [row[:2] for row in found()] == [(run.way, run.seed) for run in causal["PLAN"]]
+    assert len(reports["read_report"](path)["details"]["planned"]) == len(causal["PLAN"])
 
 
 def test_the_ways_of_distillation_differ_in_the_teacher_alone(scripts: Any) -> None:
