@@ -119,7 +119,8 @@ def test_row_32_a_server_killed_in_the_middle_has_every_point_once_after_its_res
     assert all_runs(database)[0].info.status == "FINISHED"
     assert_complete(database, tracker.run_id, 1100)
     files = {path.name for path in (tmp_path / "artifacts").rglob("*") if path.is_file()}
-    assert files == {"resolved.yaml", "late.txt"}
+    begun = {name for name in files if name.startswith(".artifact.uploading.")}  # the killed server's own, hidden by it
+    assert files - begun == {"resolved.yaml", "late.txt"}
     printed = capsys.readouterr().out  # MLflow would print the run's address as the training ends
     assert "pass1word" not in printed + "".join(told)
     assert resumed.run_id in resumed.view_hint and "pass1word" not in resumed.view_hint
