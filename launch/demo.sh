@@ -8,8 +8,9 @@
 #   --full                  train the whole recipe of configs/small_cpu.yaml (about half an hour) instead of its
 #                           beginning, in the same folder's "run-full"
 #   --fresh                 repeat every step (the installation and MLflow's history stay)
-#   --corpus PATH_OR_GLOB   your own text (.txt, or .jsonl with a "text" field) instead of the docstrings of the
-#                           installed Python packages; quote a glob
+#   --corpus PATH_OR_GLOB   your own text (.txt, or .jsonl or .parquet with a "text" field) instead of the docstrings of
+#                           the installed Python packages; quote a glob; hf://datasets/USER/NAME/data/*.parquet is
+#                           read from the Hub
 #   --vocab-size N          vocabulary size of the tokenizer (default: 8192); a small text supports only a smaller one
 #   --output DIR            output directory (default: demo in the repository root)
 #   -- section.field=value  settings of the training run that override those of configs/small_cpu.yaml
@@ -71,7 +72,7 @@ main() {
         '^([0-9:]{8} )?(starting|resum|step [0-9]*[05]00/|step ([0-9]+)/\3 |valid)' pretrain
     run_step "results-$run" "$output/results-$run.json" \
         "export, registry (models:/$MODEL_NAME@$MODEL_ALIAS) and filled masks" \
-        '^(exported|registered|masked|guesses|  "|ACTUAL|MASKED|MODEL)' \
+        '^(exported|registered|Words|masked|guesses|  "|ACTUAL|MASKED|MODEL|$)' \
         python "$root/launch/demo/demo_results.py" --demo "$output" --run "$run" --name "$MODEL_NAME" --alias "$MODEL_ALIAS"
     echo
     python "$root/launch/demo/demo_summary.py" --demo "$output" --run "$run" --model "models:/$MODEL_NAME@$MODEL_ALIAS" \
@@ -171,7 +172,8 @@ prepare_output() {
     # Whatever is named by a relative path, such as an embedded database of MLflow, stays in this folder.
     cd "$output"
     export MLFLOW_TRACKING_URI=${MLFLOW_TRACKING_URI:-sqlite:///$output/mlflow.db}
-    export MLFLOW_DISABLE_TELEMETRY=true HF_HUB_OFFLINE=1
+    export MLFLOW_DISABLE_TELEMETRY=true
+    [[ $corpus == hf://* ]] || export HF_HUB_OFFLINE=1
 }
 
 make_folders() {

@@ -17,6 +17,7 @@ import os
 import re
 import sysconfig
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from data_prep.storage import storage
 from launch.options import add_dry_run, command_parser
 
 ORDER_SEED = "clozeworks"
+NUM_NAMED = 3
 MIN_DOCUMENT_CHARACTERS = 300
 SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "site-packages", "__pycache__", "_vendor", "vendor"})
 STOP_WORDS = frozenset(
@@ -72,9 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.dry_run:
         print(f"{options.output}: would read {len(modules):,} modules")
         return
-    num_documents, num_bytes, num_sources = write_corpus(modules, options.output, options.max_bytes)
-    size = f"{num_documents} documents from {num_sources} packages, {num_bytes / 1e6:.1f} MB of text"
-    print(f"{options.output}: {size}")
+    num_documents, sources = write_corpus(modules, options.output, options.max_bytes)
+    num_bytes = sources.total()
+    largest = ", ".join(f"{name} ({size / num_bytes:.0%})" for name, size in sources.most_common(NUM_NAMED))
+    size = f"{num_documents:,} documents from {len(sources)} packages, {num_bytes / 1e6:.1f} MB of text"
+    print(f"{options.output}: {size}; most of it is of {largest}")
 
 
 def find_modules(standard_library: Path, site_packages: Sequence[Path]) -> list[Module]:
@@ -90,13 +94,13 @@ def find_modules(standard_library: Path, site_packages: Sequence[Path]) -> list[
     return [modules[name] for name in sorted(modules, key=_rank)]
 
 
-def write_corpus(modules: Sequence[Module], output: str, max_bytes: int) -> tuple[int, int, int]:
-    """Write documents until `max_bytes` of text are reached; returns documents, bytes and packages.
+def write_corpus(modules: Sequence[Module], output: str, max_bytes: int) -> tuple[int, Counter[str]]:
+    """Write documents until `max_bytes` of text are reached; returns their number, and the bytes of each package.
 
     Raises:
         UserError: no module had a docstring worth keeping.
     """
-    num_documents, num_bytes, sources = 0, 0, set()
+    num_documents, num_bytes, sources = 0, 0, Counter[str]()
     seen: set[bytes] = set()
     with (
         storage.local_write(output) as temporary,
@@ -108,7 +112,7 @@ def write_corpus(modules: Sequence[Module], output: str, max_bytes: int) -> tupl
             if len(text) >= MIN_DOCUMENT_CHARACTERS:
                 file.write(json.dumps({"text": text, "source": module.source, "module": module.name}) + "\n")
                 num_documents, num_bytes = num_documents + 1, num_bytes + len(text.encode())
-                sources.add(module.source)
+                sources[module.source] += len(text.encode())
                 progress.add(len(text.encode()))
             if num_bytes >= max_bytes:
                 break
@@ -118,7 +122,7 @@ def write_corpus(modules: Sequence[Module], output: str, max_bytes: int) -> tupl
                 fix="install Python packages with source files, or prepare a corpus of your own",
                 code="no-docstrings",
             )
-    return num_documents, num_bytes, len(sources)
+    return num_documents, sources
 
 
 def docstrings(path: Path) -> Iterator[str]:

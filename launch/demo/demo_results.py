@@ -6,6 +6,7 @@ Writes DEMO/results-RUN.json (hits on held-out masks beside the unigram guess) a
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,9 @@ from trainer.tracking.delivery import Delivery
 from trainer.tracking.journal import Journal
 from trainer.tracking.mlflow_server import view_hint
 
-NUM_SENTENCES, NUM_SHOWN, TOP_K, SEED = 500, 1, 5, 1
+NUM_SENTENCES, NUM_SHOWN, TOP_K, SEED = 500, 3, 5, 1
+MAX_SHOWN_WORDS, MIN_SHOWN_LETTERS = 14, 4
+WORD = re.compile(r"[^\W\d_]+")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def fill_held_out(model: FillMask, shards: str) -> dict[str, Any]:
-    """Fill one mask in each held-out sentence and print the first few; returns hit rates, in 0 to 1.
+    """Fill one mask in each held-out sentence and print a few short ones.
+
+    Returns hit rates, in 0 to 1, the number of `masks`, and the first text that was shown as `example`.
 
     A hit in the top k means that the masked word is among the k likeliest tokens. Only words that one token stands for
     are masked. Upper and lower case count as equal. The unigram guess always names the most
@@ -60,19 +65,40 @@ def fill_held_out(model: FillMask, shards: str) -> dict[str, Any]:
     """
     frequent = most_frequent_words(model, shards)
     counts = {"top_1": 0, "top_5": 0, "unigram_top_1": 0, "unigram_top_5": 0}
-    masked_texts = [
-        masked for text in held_out_sentences(shards, NUM_SENTENCES, SEED) if (masked := mask_one_word(text, model))
-    ]
-    for number, masked in enumerate(masked_texts):
+    texts = held_out_sentences(shards, NUM_SENTENCES, SEED)
+    print("Words masked in sentences that the model has not read, and its guesses:\n")
+    shown = shown_texts(texts, model)
+    for masked in shown:
+        print("\n".join(report(model.predict(masked.masked, TOP_K), masked)), end="\n\n")
+    masked_texts = [masked for text in texts if (masked := mask_one_word(text, model))]
+    for masked in masked_texts:
         prediction = model.predict(masked.masked, TOP_K)
         word = masked.word.casefold()
         counts["top_1"] += is_right(prediction, masked)
         counts["top_5"] += word in [each.token.casefold() for each in prediction.masks[0] if each.begins_word]
         counts["unigram_top_1"] += word == frequent[0]
         counts["unigram_top_5"] += word in frequent
-        if number < NUM_SHOWN:
-            print("\n".join(report(prediction, masked)), end="\n\n")
-    return {"masks": len(masked_texts), **{name: count / len(masked_texts) for name, count in counts.items()}}
+    hits = {name: count / len(masked_texts) for name, count in counts.items()}
+    return {"masks": len(masked_texts), "example": shown[0].masked, **hits}
+
+
+def shown_texts(texts: Sequence[str], model: FillMask) -> list[MaskedText]:
+    """The first NUM_SHOWN sentences that are easy to read, each with a longer word masked; others where these lack.
+
+    Easy to read are short sentences of frequent words: words that one token stands for.
+    """
+
+    def is_hard(text: str) -> bool:
+        words = WORD.findall(text)
+        return len(words) > MAX_SHOWN_WORDS or not all(map(model.is_one_piece, words))
+
+    def is_longer(word: str) -> bool:
+        return len(word) >= MIN_SHOWN_LETTERS
+
+    return [
+        mask_random_word(text, SEED, model.mask_token, preferred=(model.is_one_piece, is_longer))
+        for text in sorted(texts, key=is_hard)[:NUM_SHOWN]
+    ]
 
 
 def how_to_view(run: Path) -> str:

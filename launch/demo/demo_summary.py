@@ -34,7 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(format_scores(status["metrics"], manifest, results))
     print(f"loss curves: {relative(demo / f'curves-{options.run}.png')}")
     print()
-    print(next_commands(options.model, results["view_hint"]))
+    corpus = (demo / "corpus.txt").read_text(encoding="utf-8").strip()
+    print(what_it_read(corpus))
+    print()
+    print(next_commands(options.model, results["view_hint"], example(corpus, results)))
 
 
 def read_json(path: Path, metric: str | None = None) -> dict[str, Any]:
@@ -108,7 +111,21 @@ def format_table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<32}  {value:>{width}}" for name, value in rows)
 
 
-def next_commands(model: str, view_hint: str) -> str:
+def what_it_read(corpus: str) -> str:
+    """Return what the model can know; `corpus` is what demo.sh was given, or "docstrings"."""
+    text = corpus
+    if corpus == "docstrings":
+        text = "the docstrings of installed Python packages: what programmers write about functions and classes"
+    return f"The model has read only {text}.\nIt fills sentences of that kind; of others it knows nothing."
+
+
+def example(corpus: str, results: dict[str, Any]) -> str:
+    """Return a text with a mask, of the kind that the model has read; results of an earlier release have none."""
+    text = "The function returns a [MASK] of strings."
+    return text if corpus == "docstrings" else str(results.get("example", text))
+
+
+def next_commands(model: str, view_hint: str, text: str) -> str:
     """Return three commands that go on from here, to be typed in the repository root."""
     environment = Path(os.environ.get("VIRTUAL_ENV", REPOSITORY / ".venv"))
     uri = os.environ.get("MLFLOW_TRACKING_URI", "")
@@ -119,7 +136,7 @@ def next_commands(model: str, view_hint: str) -> str:
         f"  source {quote(relative(environment / 'bin' / 'activate'))}\n"
         f"{tracked}"
         f"  {f'{view}    # then open {url}' if url else f'open {view}'}\n"
-        f'  clozeworks fill-mask --model {quote(model)} "The function returns a [MASK] of strings."\n'
+        f"  clozeworks fill-mask --model {quote(model)} {quote(text)}\n"
         "  bash launch/demo.sh --full    # half an hour of training on the same shards"
     )
 

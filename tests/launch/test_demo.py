@@ -19,6 +19,7 @@ count_gpus() { echo 0; }
 PYTHON = """#!/bin/sh
 case "$*" in
     *--print-config*wrong.* | *wrong.*--print-config*) echo "error: unknown setting" >&2; exit 2 ;;
+    *"data_prep tokenizer"*hf://*) echo "offline=$HF_HUB_OFFLINE"; exit 1 ;;
     *"data_prep tokenizer"*--vocab-size\\ ????) echo "$*"; exit 2 ;;
     *"data_prep tokenizer"*) echo "$*"; exit 1 ;;
     -c*) echo 2 ;;
@@ -41,7 +42,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def demo(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("CLOZEWORKS", "MLFLOW"))}
+    own = ("CLOZEWORKS", "MLFLOW", "HF_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     command = ["bash", "launch/demo.sh", *arguments]
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60)
 
@@ -52,6 +54,11 @@ def test_a_missing_corpus_is_reported_before_anything_is_installed(root: Path) -
     assert not (root / "prepared").exists() and not (root / "demo").exists()
     for pattern in ("texts/*.txt", "texts/{one,two}.txt", "texts/**/*.txt", "s3://bucket/*.txt"):
         assert "step 3/6" in demo(root, "--fresh", "--corpus", pattern).stderr
+
+
+def test_a_data_set_of_the_hub_is_read_from_there(root: Path) -> None:
+    tried = demo(root, "--corpus", "hf://datasets/user/tales/data/*.parquet")
+    assert "step 3/6" in tried.stderr and (root / "demo/logs/tokenizer.log").read_text().endswith("offline=\n")
 
 
 def test_an_option_that_is_given_twice_is_refused(root: Path) -> None:

@@ -64,6 +64,7 @@ def test_the_demo_goes_from_a_corpus_to_filled_masks_and_skips_what_is_done(corp
         "step 4/4",
         "registered clozeworks-demo version 1",
         "masked word: ",
+        "The model has read only ",
         "guesses:",
         "ACTUAL: ",
         "MASKED: ",

@@ -111,19 +111,19 @@ def test_one_module_is_one_document_and_a_paragraph_met_before_is_left_out(tmp_p
     write(tmp_path / "b.py", f'"""{second}"""\n')
     output = tmp_path / "out" / "corpus.jsonl"
     modules = sorted(find_modules(tmp_path, []), key=lambda module: module.name)
-    num_documents, num_bytes, num_sources = write_corpus(modules, str(output), 10**6)
+    num_documents, sources = write_corpus(modules, str(output), 10**6)
     lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert lines == [{"text": f"{first}\n\n{second}", "source": "stdlib", "module": "a"}]
-    assert (num_documents, num_bytes, num_sources) == (1, len(f"{first}\n\n{second}"), 1)
+    assert (num_documents, sources) == (1, {"stdlib": len(f"{first}\n\n{second}")})
 
 
 def test_the_cap_ends_the_collection_at_the_document_that_reaches_it(tmp_path: Path) -> None:
     for number in range(20):
         write(tmp_path / f"m{number}.py", f'"""{LONG.replace("file", "f" + "i" * number + "le")}"""\n')
     output = tmp_path / "corpus.jsonl"
-    num_documents, num_bytes, _ = write_corpus(find_modules(tmp_path, []), str(output), 1500)
+    num_documents, sources = write_corpus(find_modules(tmp_path, []), str(output), 1500)
     assert num_documents == 4
-    assert 1500 <= num_bytes < 1500 + len(LONG) + 200
+    assert 1500 <= sources.total() < 1500 + len(LONG) + 200
     assert len(output.read_text(encoding="utf-8").splitlines()) == 4
 
 

@@ -73,6 +73,7 @@ def demo(tmp_path: Path) -> Path:
         "environment\t95\ncorpus\t20\npretraining-run\t4000\npretraining-run-full\t9000\n"
     )
     (tmp_path / "results-run.json").write_text(json.dumps(RESULTS))
+    (tmp_path / "corpus.txt").write_text("docstrings\n")
     (tmp_path / "shards" / "manifest.json").write_text(manifest().to_json(), encoding="utf-8")
     return tmp_path
 
@@ -90,6 +91,7 @@ def test_the_table_shows_sizes_times_scores_baseline(demo: Path, capsys: pytest.
     assert rows["valid MLM perplexity"] == ["190.6", "992.3"]
     assert rows["300 masked words: top 1"] == ["25.0%", "6.0%"]
     assert rows["300 masked words: top 5"] == ["50.0%", "18.0%"]
+    assert "The model has read only the docstrings of installed Python packages" in "".join(lines)
     assert any(line == f"loss curves: {demo / 'curves-run.png'}" for line in lines)
 
 
@@ -119,17 +121,32 @@ def test_the_next_commands_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None
     hint = (
         "mlflow ui --backend-store-uri sqlite:////data/one/mlflow.db, then open http://127.0.0.1:5000/#/experiments/1"
     )
-    text = demo_summary.next_commands("models:/demo@best", hint)
+    text = demo_summary.next_commands("models:/demo@best", hint, "It's the [MASK].")
     words = [shlex.split(line, comments=True) for line in text.splitlines()[1:]]
     assert ["source", "/my home/it's/.venv/bin/activate"] in words
     assert ["export", "MLFLOW_TRACKING_URI=sqlite:////data/one/mlflow.db"] in words
     assert ["mlflow", "ui", "--backend-store-uri", "sqlite:////data/one/mlflow.db"] in words
+    assert ["clozeworks", "fill-mask", "--model", "models:/demo@best", "It's the [MASK]."] in words
     assert words[-1] == ["bash", "launch/demo.sh", "--full"] and "http://127.0.0.1:5000/#/experiments/1" in text
 
 
 def test_a_password_in_the_address_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://user:secret@mlflow.example.org")
-    assert "secret" not in demo_summary.next_commands("models:/demo@best", "https://mlflow.example.org/#/experiments/1")
+    view = "https://mlflow.example.org/#/experiments/1"
+    assert "secret" not in demo_summary.next_commands("models:/demo@best", view, "a [MASK]")
+
+
+def test_a_model_of_own_text_is_not_asked_about_functions(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (demo / "corpus.txt").write_text("hf://datasets/user/tales/data/*.parquet\n")
+    results = demo / "results-run.json"
+    results.write_text(json.dumps(RESULTS | {"example": "Once upon a [MASK] there was a king."}))
+    demo_summary.main(["--demo", str(demo), "--model", "models:/demo@best"])
+    out = capsys.readouterr().out
+    assert "has read only hf://datasets/user/tales/data/*.parquet." in out and "docstrings" not in out
+    assert "'Once upon a [MASK] there was a king.'" in out
+    results.write_text(json.dumps(RESULTS))  # of an earlier release
+    demo_summary.main(["--demo", str(demo), "--model", "models:/demo@best"])
+    assert "a [MASK] of strings" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", json.dumps({**STATUS, "metrics": {}})])
