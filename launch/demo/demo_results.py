@@ -70,7 +70,7 @@ def fill_held_out(model: FillMask, shards: str) -> dict[str, Any]:
     shown = shown_texts(texts, model)
     for masked in shown:
         print("\n".join(report(model.predict(masked.masked, TOP_K), masked)), end="\n\n")
-    masked_texts = [masked for text in texts if (masked := mask_one_word(text, model))]
+    masked_texts = [each for each in (mask_one_word(text, model) for text in texts) if each is not None]
     for masked in masked_texts:
         prediction = model.predict(masked.masked, TOP_K)
         word = masked.word.casefold()
