@@ -343,6 +343,33 @@ def causal(report: Report) -> Iterator[str]:
         yield f"Difference: {means[0] - means[1]:+.3f} nats."
 
 
+def domain(report: Report) -> Iterator[str]:
+    """Both losses and the accuracy of the encoder before and after it was continued, as means of the seeds."""
+    details = report["details"]
+    runs, planned = details["runs"], details["planned"]
+    counts = f"{runs[0]['train texts']} labeled texts, scored on {runs[0]['test texts']:,} others"
+    yield f"Valid losses on law and on general text, and accuracy after fine-tuning on {counts}. {_commands(runs)}"
+    yield ""
+    yield "| encoder | law | general text | accuracy | seeds |"
+    yield "|---|---|---|---|---|"
+    for rate, replay in dict.fromkeys((run["rate"], run["replay"]) for run in planned):
+        found, wanted = ([r for r in each if (r["rate"], r["replay"]) == (rate, replay)] for each in (runs, planned))
+        name = f"continued at {rate:g}" + (f", {replay:.0%} general text" if replay else "") if rate else "before"
+        cells = [MISSING] * 3
+        if found:
+            law, general, accuracy = (
+                statistics.mean(run[key] for run in found) for key in ("law_loss", "general_loss", "accuracy")
+            )
+            cells = [f"{law:.3f}", f"{general:.3f}", f"{accuracy:.1f}%{_deviation(found)}"]
+        yield f"| {name} | {' | '.join(cells)} | {len(found)} of {len(wanted)} |"
+
+
+def _deviation(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Standard deviation of the accuracy over the seeds."""
+    scores = [run["accuracy"] for run in runs]
+    return f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+
+
 EPOCH = "one epoch of 10 million words"
 """Corpus of the rows of `ablations.py` that train for an epoch."""
 
