@@ -399,6 +399,25 @@ def test_the_proof_table_shows_planned_rows_without_a_result_as_missing() -> Non
     assert "missing" in page.made("fills", {"proof": shaped(raw | {"fills": None})})
 
 
+def test_a_teacher_is_judged_against_the_spread_of_the_seeds_without_it() -> None:
+    def text(**losses: list[float]) -> str:
+        planned = [{"way": way, "seed": seed} for way in losses for seed in (1, 2)]
+        figures = {"teacher_loss": 3.0, "unigram_entropy": 7.0, "cpu_seconds": 9.0}
+        runs = [
+            described(way=way, seed=seed, loss=loss, **figures)
+            for way, found in losses.items()
+            for seed, loss in enumerate(found, 1)
+        ]
+        return page.made("distillation", {"distillation": shaped({"runs": runs, "planned": planned})})
+
+    found = text(labels=[5.0, 4.5], near=[4.5, 4.25], far=[4.0, 4.25], later=[1.0])
+    assert "(unigram entropy 7.000; the teacher's is 3.000)" in found
+    assert "| far | 4.000 | 4.250 | 4.125 | 9 |" in found and "| later | 1.000 | missing | missing | 9 |" in found
+    assert "seeds are 0.500 nats apart: `near` -0.375 (not reached), `far` -0.625 (reached).\n" in found
+    assert "not reached" in text(labels=[4.0, 4.0], same=[4.0, 4.0])
+    assert all("is open" in each for each in (text(labels=[5.0], far=[1.0, 1.0]), text(labels=[5.0, 5.0], far=[1.0])))
+
+
 def test_ablations_show_the_best_rate_and_what_is_missing() -> None:
     def run(variant: str, rate: float, seed: int, loss: float) -> dict[str, Any]:
         return {"corpus": "a", "variant": variant, "learning_rate": rate, "seed": seed, "equal": "tokens", "loss": loss}
