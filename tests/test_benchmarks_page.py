@@ -33,7 +33,7 @@ BY_HAND = [
     REPOSITORY / folder / "README.md"
     for folder in ("", "configs", "data_prep", "launch", "tests", "tests/benchmarks", "tests/system", "trainer")
 ]
-GROWING = ("speedrun", "proof", "ablations", "adoption", "causal")
+GROWING = ("speedrun", "proof", "ablations", "adoption", "causal", "domain")
 """Benchmarks whose results grow run by run and have tables of their own."""
 AGAIN = "run python -m tests.benchmarks --readme"
 
@@ -397,6 +397,25 @@ def test_the_proof_table_shows_planned_rows_without_a_result_as_missing() -> Non
     assert "| ours | 50.0% | 100.0% |" in text and "| the most frequent words | 0.0% | 25.0% |" in text
     assert "| … b c d e f g h i j [MASK] k | w\\|w | x, -y | z |" in text
     assert "missing" in page.made("fills", {"proof": shaped(raw | {"fills": None})})
+
+
+def test_a_teacher_is_judged_against_the_spread_of_the_seeds_without_it() -> None:
+    def text(**losses: list[float]) -> str:
+        planned = [{"way": way, "seed": seed} for way in losses for seed in (1, 2)]
+        figures = {"teacher_loss": 3.0, "unigram_entropy": 7.0, "cpu_seconds": 9.0}
+        runs = [
+            described(way=way, seed=seed, loss=loss, **figures)
+            for way, found in losses.items()
+            for seed, loss in enumerate(found, 1)
+        ]
+        return page.made("distillation", {"distillation": shaped({"runs": runs, "planned": planned})})
+
+    found = text(labels=[5.0, 4.5], near=[4.5, 4.25], far=[4.0, 4.25], later=[1.0])
+    assert "(unigram entropy 7.000; the teacher's is 3.000)" in found
+    assert "| far | 4.000 | 4.250 | 4.125 | 9 |" in found and "| later | 1.000 | missing | missing | 9 |" in found
+    assert "seeds are 0.500 nats apart: `near` -0.375 (not reached), `far` -0.625 (reached).\n" in found
+    assert "not reached" in text(labels=[4.0, 4.0], same=[4.0, 4.0])
+    assert all("is open" in each for each in (text(labels=[5.0], far=[1.0, 1.0]), text(labels=[5.0, 5.0], far=[1.0])))
 
 
 def test_ablations_show_the_best_rate_and_what_is_missing() -> None:

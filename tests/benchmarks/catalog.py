@@ -208,6 +208,16 @@ BENCHMARKS = (
         beside_itself=True,
     ),
     Benchmark(
+        "domain",
+        "losses and accuracy of an encoder before and after it is continued on law",
+        40,
+        "--work {work}/domain",
+        full="--general {corpus}/[agmw]*-00.jsonl.gz --law {corpus}/dc_law-00.jsonl.gz",
+        quick="--general {corpus}/*.jsonl.gz --law {corpus}/*.jsonl.gz --words 20000 --vocab-size 512 --base-steps 2 "
+        "--steps 2 --epochs 1 --runs 2",
+        beside_itself=True,
+    ),
+    Benchmark(
         "downstream",
         "accuracy on labeled tasks with a pretrained encoder, frozen and in full; means of the seeds",
         60,

@@ -6,7 +6,7 @@ Their results grow run by run. A planned run without a result is shown as missin
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.benchmarks.reports import CONTESTANTS, Report, Row
@@ -322,25 +322,79 @@ def _number(of_seeds: Iterable[bool]) -> str:
 
 def causal(report: Report) -> Iterator[str]:
     """The loss of masked tokens by the way that a model was trained, of each seed; then the mean difference."""
+    means = yield from _by_seed(report, "")
+    if len(means) == 2:
+        first, second = means.values()
+        yield ""
+        yield f"Difference: {first - second:+.3f} nats."
+
+
+def distillation(report: Report) -> Iterator[str]:
+    """The loss of each way and seed; then whether each teacher is worth more than the spread of the seeds."""
+    runs = report["details"]["runs"]
+    losses = " and ".join(f"{loss:.3f}" for loss in dict.fromkeys(run["teacher_loss"] for run in runs))
+    means = yield from _by_seed(report, f"; the teacher's is {losses}")
+    alone = [run["loss"] for run in runs if run["way"] == "labels"]
+    yield ""
+    if "labels" not in means or len(means) == 1:
+        yield "Whether a teacher is worth more than the spread of the seeds is open: seeds are missing."
+        return
+    spread = max(alone) - min(alone)
+    told = (
+        f"`{way}` {mean - means['labels']:+.3f} ({'reached' if means['labels'] - mean > spread else 'not reached'})"
+        for way, mean in means.items()
+        if way != "labels"
+    )
+    yield f"Against `labels`, whose seeds are {spread:.3f} nats apart: {', '.join(told)}."
+
+
+def _by_seed(report: Report, more: str) -> Generator[str, None, dict[str, float]]:
+    """A row of losses for each way; returns the mean of each way that has every planned seed."""
     details = report["details"]
     runs, planned = details["runs"], details["planned"]
     entropy = runs[0]["unigram_entropy"]
-    yield f"Valid loss of masked tokens (unigram entropy {entropy:.3f}), by seed. {_commands(runs)}"
+    yield f"Valid loss of masked tokens (unigram entropy {entropy:.3f}{more}), by seed. {_commands(runs)}"
     yield ""
     seeds = sorted({run["seed"] for run in planned})
     yield f"| trained with | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | CPU s |"
     yield "|---" * (len(seeds) + 3) + "|"
-    means = []
+    means = {}
     for way in dict.fromkeys(run["way"] for run in planned):
         found = {run["seed"]: run for run in runs if run["way"] == way}
         cells = [f"{found[seed]['loss']:.3f}" if seed in found else MISSING for seed in seeds]
-        is_whole = len(found) == len(seeds)
-        means += [statistics.mean(run["loss"] for run in found.values())] if is_whole else []
+        if len(found) == len(seeds):
+            means[way] = statistics.mean(run["loss"] for run in found.values())
+        mean = f"{means[way]:.3f}" if way in means else MISSING
         seconds = f"{statistics.median(run['cpu_seconds'] for run in found.values()):.0f}" if found else MISSING
-        yield f"| {way} | {' | '.join(cells)} | {f'{means[-1]:.3f}' if is_whole else MISSING} | {seconds} |"
-    if len(means) == 2:
-        yield ""
-        yield f"Difference: {means[0] - means[1]:+.3f} nats."
+        yield f"| {way} | {' | '.join(cells)} | {mean} | {seconds} |"
+    return means
+
+
+def domain(report: Report) -> Iterator[str]:
+    """Both losses and the accuracy of the encoder before and after it was continued, as means of the seeds."""
+    details = report["details"]
+    runs, planned = details["runs"], details["planned"]
+    counts = f"{runs[0]['train texts']} labeled texts, scored on {runs[0]['test texts']:,} others"
+    yield f"Valid losses on law and on general text, and accuracy after fine-tuning on {counts}. {_commands(runs)}"
+    yield ""
+    yield "| encoder | law | general text | accuracy | seeds |"
+    yield "|---|---|---|---|---|"
+    for rate, replay in dict.fromkeys((run["rate"], run["replay"]) for run in planned):
+        found, wanted = ([r for r in each if (r["rate"], r["replay"]) == (rate, replay)] for each in (runs, planned))
+        name = f"continued at {rate:g}" + (f", {replay:.0%} general text" if replay else "") if rate else "before"
+        cells = [MISSING] * 3
+        if found:
+            law, general, accuracy = (
+                statistics.mean(run[key] for run in found) for key in ("law_loss", "general_loss", "accuracy")
+            )
+            cells = [f"{law:.3f}", f"{general:.3f}", f"{accuracy:.1f}%{_deviation(found)}"]
+        yield f"| {name} | {' | '.join(cells)} | {len(found)} of {len(wanted)} |"
+
+
+def _deviation(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Standard deviation of the accuracy over the seeds."""
+    scores = [run["accuracy"] for run in runs]
+    return f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
 
 
 EPOCH = "one epoch of 10 million words"

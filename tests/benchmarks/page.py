@@ -166,4 +166,6 @@ BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
     "ablations": _of("ablations", language_tables.ablations),
     "adoption": _of("adoption", language_tables.adoption),
     "causal": _of("causal", language_tables.causal),
+    "distillation": _of("distillation", language_tables.distillation),
+    "domain": _of("domain", language_tables.domain),
 }
