@@ -72,7 +72,7 @@ main() {
         '^([0-9:]{8} )?(starting|resum|step [0-9]*[05]00/|step ([0-9]+)/\3 |valid)' pretrain
     run_step "results-$run" "$output/results-$run.json" \
         "export, registry (models:/$MODEL_NAME@$MODEL_ALIAS) and filled masks" \
-        '^(exported|registered|Words|masked|guesses|  "|ACTUAL|MASKED|MODEL|$)' \
+        '^(exported|registered|No word|Words|masked|guesses|  "|ACTUAL|MASKED|MODEL|$)' \
         python "$root/launch/demo/demo_results.py" --demo "$output" --run "$run" --name "$MODEL_NAME" --alias "$MODEL_ALIAS"
     echo
     python "$root/launch/demo/demo_summary.py" --demo "$output" --run "$run" --model "models:/$MODEL_NAME@$MODEL_ALIAS" \

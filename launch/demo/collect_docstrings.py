@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     num_bytes = sources.total()
     largest = ", ".join(f"{name} ({size / num_bytes:.0%})" for name, size in sources.most_common(NUM_NAMED))
     size = f"{num_documents:,} documents from {len(sources)} packages, {num_bytes / 1e6:.1f} MB of text"
-    print(f"{options.output}: {size}; most of it is of {largest}")
+    print(f"{options.output}: {size}; the largest: {largest}")
 
 
 def find_modules(standard_library: Path, site_packages: Sequence[Path]) -> list[Module]:

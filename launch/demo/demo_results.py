@@ -18,7 +18,7 @@ from data_prep.base.errors import UsageError, run_command
 from data_prep.dataset.counts import read_token_counts
 from data_prep.dataset.manifest import read_manifest
 from data_prep.storage import storage
-from launch.demo.held_out import held_out_sentences
+from launch.demo.held_out import MAX_WORDS, MIN_WORDS, held_out_sentences
 from launch.options import command_parser
 from trainer.hf_export.export import export_checkpoint
 from trainer.inference.fill_mask import FillMask, MaskedText, is_right, mask_random_word, report
@@ -57,20 +57,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def fill_held_out(model: FillMask, shards: str) -> dict[str, Any]:
     """Fill one mask in each held-out sentence and print a few short ones.
 
-    Returns hit rates, in 0 to 1, the number of `masks`, and the first text that was shown as `example`.
+    Returns hit rates, in 0 to 1, the number of `masks`, and the first text that was shown as `example`. Without a
+    sentence to mask a word in, `masks` is 0, and there is nothing else.
 
     A hit in the top k means that the masked word is among the k likeliest tokens. Only words that one token stands for
     are masked. Upper and lower case count as equal. The unigram guess always names the most
     frequent words of the train split.
     """
+    texts = held_out_sentences(shards, NUM_SENTENCES, SEED)
+    masked_texts = [each for each in (mask_one_word(text, model) for text in texts) if each is not None]
+    if not masked_texts:
+        print(f"No word is masked: the valid split has no English sentence of {MIN_WORDS} to {MAX_WORDS} known words.")
+        return {"masks": 0}
     frequent = most_frequent_words(model, shards)
     counts = {"top_1": 0, "top_5": 0, "unigram_top_1": 0, "unigram_top_5": 0}
-    texts = held_out_sentences(shards, NUM_SENTENCES, SEED)
     print("Words masked in sentences that the model has not read, and its guesses:\n")
     shown = shown_texts(texts, model)
     for masked in shown:
         print("\n".join(report(model.predict(masked.masked, TOP_K), masked)), end="\n\n")
-    masked_texts = [each for each in (mask_one_word(text, model) for text in texts) if each is not None]
     for masked in masked_texts:
         prediction = model.predict(masked.masked, TOP_K)
         word = masked.word.casefold()

@@ -13,6 +13,7 @@ from typing import Any
 from data_prep.base.errors import UserError, run_command
 from data_prep.base.terminal import duration
 from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.storage import storage
 from launch.options import command_parser
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(format_scores(status["metrics"], manifest, results))
     print(f"loss curves: {relative(demo / f'curves-{options.run}.png')}")
     print()
-    corpus = (demo / "corpus.txt").read_text(encoding="utf-8").strip()
+    corpus = storage.redact((demo / "corpus.txt").read_text(encoding="utf-8").strip())
     print(what_it_read(corpus))
     print()
     print(next_commands(options.model, results["view_hint"], example(corpus, results)))
@@ -93,14 +94,16 @@ def format_scores(metrics: dict[str, float], manifest: Manifest, results: dict[s
             "-" if entropy is None else f"{math.exp(entropy):,.1f}",
         ),
         ("valid MLM accuracy", f"{metrics['valid/mlm_accuracy']:.1%}", "-"),
-        (f"{masks}: top 1", f"{results['top_1']:.1%}", f"{results['unigram_top_1']:.1%}"),
-        (f"{masks}: top 5", f"{results['top_5']:.1%}", f"{results['unigram_top_5']:.1%}"),
     ]
+    if results["masks"]:
+        rows += [
+            (f"{masks}: top {k}", f"{results[f'top_{k}']:.1%}", f"{results[f'unigram_top_{k}']:.1%}") for k in (1, 5)
+        ]
     lines = [f"{name:<32}{ours:>14}{baseline:>20}" for name, ours, baseline in rows]
     if entropy is not None:
         side = "below" if loss < entropy else "above"
         lines.append(f"The loss is {abs(entropy - loss):.2f} nats {side} that of token frequencies alone.")
-        if loss >= entropy or results["top_5"] <= results["unigram_top_5"]:
+        if loss >= entropy or (results["masks"] and results["top_5"] <= results["unigram_top_5"]):
             lines.append("The model does not use context yet: train longer.")
     return "\n".join(lines)
 
@@ -120,9 +123,10 @@ def what_it_read(corpus: str) -> str:
 
 
 def example(corpus: str, results: dict[str, Any]) -> str:
-    """Return a text with a mask, of the kind that the model has read; results of an earlier release have none."""
-    text = "The function returns a [MASK] of strings."
-    return text if corpus == "docstrings" else str(results.get("example", text))
+    """Return a text with a mask, of the kind that the model has read."""
+    if corpus == "docstrings":
+        return "The function returns a [MASK] of strings."
+    return str(results.get("example", "A text of yours with a [MASK]."))
 
 
 def next_commands(model: str, view_hint: str, text: str) -> str:

@@ -144,9 +144,17 @@ def test_a_model_of_own_text_is_not_asked_about_functions(demo: Path, capsys: py
     out = capsys.readouterr().out
     assert "has read only hf://datasets/user/tales/data/*.parquet." in out and "docstrings" not in out
     assert "'Once upon a [MASK] there was a king.'" in out
-    results.write_text(json.dumps(RESULTS))  # of an earlier release
+
+
+def test_without_masked_words_there_are_no_rows_of_them(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (demo / "corpus.txt").write_text("https://me:pass1word@example.org/zh.jsonl\n")
+    results = {name: value for name, value in RESULTS.items() if name == "view_hint"}
+    (demo / "results-run.json").write_text(json.dumps(results | {"masks": 0}))
     demo_summary.main(["--demo", str(demo), "--model", "models:/demo@best"])
-    assert "a [MASK] of strings" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "masked words" not in out and "1.65 nats below" in out and "does not use context" not in out
+    assert "'A text of yours with a [MASK].'" in out
+    assert "example.org/zh.jsonl" in out and "pass1word" not in out
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", json.dumps({**STATUS, "metrics": {}})])
