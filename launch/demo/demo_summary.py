@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
@@ -17,6 +18,8 @@ from data_prep.storage import storage
 from launch.options import command_parser
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+VOCAB_SIZE = 8192
+"""That of demo.sh without --vocab-size."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -38,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     corpus = storage.redact((demo / "corpus.txt").read_text(encoding="utf-8").strip())
     print(what_it_read(corpus))
     print()
-    print(next_commands(options.model, results["view_hint"], example(corpus, results)))
+    full = whole_recipe(demo, corpus, manifest.tokenizer.vocab_size)
+    print(next_commands(options.model, results["view_hint"], example(corpus, results), full))
 
 
 def read_json(path: Path, metric: str | None = None) -> dict[str, Any]:
@@ -129,7 +133,19 @@ def example(corpus: str, results: dict[str, Any]) -> str:
     return str(results.get("example", "A text of yours with a [MASK]."))
 
 
-def next_commands(model: str, view_hint: str, text: str) -> str:
+def whole_recipe(demo: Path, corpus: str, vocab_size: int) -> str:
+    """Return the command that trains the whole recipe on the shards of this demo."""
+    words = ["bash", "launch/demo.sh", "--full"]
+    if demo.resolve() != REPOSITORY / "demo":
+        words += ["--output", str(demo)]
+    if corpus != "docstrings":
+        words += ["--corpus", corpus]
+    if vocab_size != VOCAB_SIZE:
+        words += ["--vocab-size", str(vocab_size)]
+    return shlex.join(words)
+
+
+def next_commands(model: str, view_hint: str, text: str, full: str) -> str:
     """Return three commands that go on from here, to be typed in the repository root."""
     environment = Path(os.environ.get("VIRTUAL_ENV", REPOSITORY / ".venv"))
     uri = os.environ.get("MLFLOW_TRACKING_URI", "")
@@ -141,7 +157,7 @@ def next_commands(model: str, view_hint: str, text: str) -> str:
         f"{tracked}"
         f"  {f'{view}    # then open {url}' if url else f'open {view}'}\n"
         f"  clozeworks fill-mask --model {quote(model)} {quote(text)}\n"
-        "  bash launch/demo.sh --full    # half an hour of training on the same shards"
+        f"  {full}    # half an hour of training on the same shards"
     )
 
 

@@ -121,7 +121,7 @@ def test_the_next_commands_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None
     hint = (
         "mlflow ui --backend-store-uri sqlite:////data/one/mlflow.db, then open http://127.0.0.1:5000/#/experiments/1"
     )
-    text = demo_summary.next_commands("models:/demo@best", hint, "It's the [MASK].")
+    text = demo_summary.next_commands("models:/demo@best", hint, "It's the [MASK].", "bash launch/demo.sh --full")
     words = [shlex.split(line, comments=True) for line in text.splitlines()[1:]]
     assert ["source", "/my home/it's/.venv/bin/activate"] in words
     assert ["export", "MLFLOW_TRACKING_URI=sqlite:////data/one/mlflow.db"] in words
@@ -133,7 +133,7 @@ def test_the_next_commands_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_password_in_the_address_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://user:secret@mlflow.example.org")
     view = "https://mlflow.example.org/#/experiments/1"
-    assert "secret" not in demo_summary.next_commands("models:/demo@best", view, "a [MASK]")
+    assert "secret" not in demo_summary.next_commands("models:/demo@best", view, "a [MASK]", "demo.sh")
 
 
 def test_a_model_of_own_text_is_not_asked_about_functions(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +144,13 @@ def test_a_model_of_own_text_is_not_asked_about_functions(demo: Path, capsys: py
     out = capsys.readouterr().out
     assert "has read only hf://datasets/user/tales/data/*.parquet." in out and "docstrings" not in out
     assert "'Once upon a [MASK] there was a king.'" in out
+
+
+def test_the_whole_recipe_is_trained_on_the_same_shards() -> None:
+    default = demo_summary.REPOSITORY / "demo"
+    assert demo_summary.whole_recipe(default, "docstrings", 8192) == "bash launch/demo.sh --full"
+    other = demo_summary.whole_recipe(Path("/a b"), "/c/*.txt", 300)
+    assert other == "bash launch/demo.sh --full --output '/a b' --corpus '/c/*.txt' --vocab-size 300"
 
 
 def test_without_masked_words_there_are_no_rows_of_them(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
