@@ -89,17 +89,7 @@ def set_up(
     model = build_model(config, shard_sets)
     if teacher is not None:
         teacher.attach_to(model.objectives.values())
-    lineage = start.data_lineage
-    notes: list[str] = []
-    adopted: tuple[str, ...] = ()
-    if start.checkpoint is None and config.init_from is not None:
-        from trainer.checkpoint.initial_weights import load_initial_weights, wanted_of
-
-        find_folder = partial(extensions.pull_model, config.init_from, config.tracking.uri)
-        open_own = partial(open_tokenizer, config.data.tokenizer, shard_sets[0])
-        count = partial(counts_of_first_stage, config, shard_sets)
-        wanted = wanted_of(config, data.tokenizer_fingerprint, open_own, count)
-        notes, lineage, adopted = load_initial_weights(model, config.init_from, find_folder, ranks, wanted)
+    notes, lineage, adopted = load_init_from(model, start, config, extensions, shard_sets, data, ranks)
     if ranks.is_first:  # after the checks: a rejected run leaves the directory unchanged
         keep_tokenizer(config, shard_sets[0])
     engine = open_engine(model, start, config, shard_sets, ranks, watchdog)
@@ -156,6 +146,30 @@ def set_up(
         if warning := rate_jump(start, config, state):
             LOG.warning(warning)
     return run, state, first_progress(start, config)
+
+
+def load_init_from(
+    model: PretrainingModel,
+    start: Start,
+    config: RunConfig,
+    extensions: Extensions,
+    shard_sets: list[ShardSet],
+    data: DataIdentity,
+    ranks: Ranks,
+) -> tuple[list[str], tuple[str, ...], tuple[str, ...]]:
+    """Give a fresh run the weights of `init_from`; a checkpoint's come later.
+
+    Returns notes for the log, the manifest digests of all data that the weights saw, and what was adopted.
+    """
+    if start.checkpoint is not None or config.init_from is None:
+        return [], start.data_lineage, ()
+    from trainer.checkpoint.initial_weights import load_initial_weights, wanted_of
+
+    find_folder = partial(extensions.pull_model, config.init_from, config.tracking.uri)
+    open_own = partial(open_tokenizer, config.data.tokenizer, shard_sets[0])
+    count = partial(counts_of_first_stage, config, shard_sets)
+    wanted = wanted_of(config, data.tokenizer_fingerprint, open_own, count)
+    return load_initial_weights(model, config.init_from, find_folder, ranks, wanted)
 
 
 def teacher_of(
