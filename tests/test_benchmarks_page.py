@@ -399,6 +399,17 @@ def test_the_proof_table_shows_planned_rows_without_a_result_as_missing() -> Non
     assert "missing" in page.made("fills", {"proof": shaped(raw | {"fills": None})})
 
 
+def test_a_continued_encoder_is_shown_where_its_text_has_no_labels() -> None:
+    planned = [{"seed": seed, "rate": rate, "replay": 0} for seed in (1, 2) for rate in (0, 0.001)]
+    losses = {"law_loss": 5.0, "general_loss": 4.0}
+    runs = [described(**planned[0], **losses, accuracy=None)]
+    text = page.made("domain", {"domain": shaped({"runs": runs, "planned": planned})})
+    assert "| before | 5.000 | 4.000 | missing | 1 of 2 |" in text and "| continued at 0.001 | missing |" in text
+    runs = [described(**each, **losses, accuracy=40.0 + each["seed"]) for each in planned]
+    text = page.made("domain", {"domain": shaped({"runs": runs, "planned": planned})})
+    assert "| continued at 0.001 | 5.000 | 4.000 | 41.5% ± 0.7 | 2 of 2 |" in text
+
+
 def test_a_teacher_is_judged_against_the_spread_of_the_seeds_without_it() -> None:
     def text(**losses: list[float]) -> str:
         planned = [{"way": way, "seed": seed} for way in losses for seed in (1, 2)]

@@ -46,6 +46,8 @@ def run_all(arguments: argparse.Namespace) -> int:
     """Measure what was asked for, in the catalog's order."""
     chosen = [each for each in BENCHMARKS if not arguments.only or each.name in arguments.only]
     not_measured: list[str] = []
+    if arguments.work is not None:
+        Path(arguments.work).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="clozeworks-benchmarks-", dir=arguments.work) as work:
         results = arguments.results or (Path(work) / "results" if arguments.quick else reports.RESULTS)
         inputs = Inputs(

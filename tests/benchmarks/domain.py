@@ -83,6 +83,11 @@ def part_of(document: dict[str, str]) -> str:
     return next(name for name, end in SHARES.items() if place < end)
 
 
+def is_test(document: dict[str, str]) -> bool:
+    """Whether a labeled document is for scoring, by a hash of the text."""
+    return hashlib.sha256(f"test:{document['text']}".encode()).digest()[0] < 256 * TEST_SHARE
+
+
 def texts_of(document: dict[str, str]) -> Iterator[str]:
     """Pieces of a section without its heading and without citations."""
     paragraphs = document["text"].split("\n\n")[1:]
@@ -104,6 +109,7 @@ def prepare_law(files: list[str], work: Path) -> None:
     work.mkdir(parents=True, exist_ok=True)
     labeled = [each for each in documents if part_of(each) == "labeled" and section_of(each)]
     titles = {name for name, _ in Counter(map(section_of, labeled)).most_common(NUM_TITLES)}
+    titles &= {section_of(each) for each in labeled if not is_test(each)}
     counts: Counter[str] = Counter()
     with gzip.open(work / "continued.jsonl.gz", "wt", encoding="utf-8") as target:
         for each in documents:
@@ -115,11 +121,10 @@ def prepare_law(files: list[str], work: Path) -> None:
             title = section_of(each)
             if title not in titles:
                 continue
-            digest = hashlib.sha256(f"test:{each['text']}".encode()).digest()
-            is_test = digest[0] < 256 * TEST_SHARE
+            target, name = (test, "test texts") if is_test(each) else (train, "train texts")
             for text in texts_of(each):
-                (test if is_test else train).write(json.dumps({"text": text, "label": f"title {title}"}) + "\n")
-                counts["test texts" if is_test else "train texts"] += 1
+                target.write(json.dumps({"text": text, "label": f"title {title}"}) + "\n")
+                counts[name] += 1
     (work / "law.json").write_text(json.dumps(counts))
 
 

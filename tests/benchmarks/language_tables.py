@@ -374,7 +374,7 @@ def domain(report: Report) -> Iterator[str]:
     """Both losses and the accuracy of the encoder before and after it was continued, as means of the seeds."""
     details = report["details"]
     runs, planned = details["runs"], details["planned"]
-    counts = f"{runs[0]['train texts']} labeled texts, scored on {runs[0]['test texts']:,} others"
+    counts = f"{runs[0].get('train texts', 0)} labeled texts, scored on {runs[0].get('test texts', 0):,} others"
     yield f"Valid losses on law and on general text, and accuracy after fine-tuning on {counts}. {_commands(runs)}"
     yield ""
     yield "| encoder | law | general text | accuracy | seeds |"
@@ -384,17 +384,17 @@ def domain(report: Report) -> Iterator[str]:
         name = f"continued at {rate:g}" + (f", {replay:.0%} general text" if replay else "") if rate else "before"
         cells = [MISSING] * 3
         if found:
-            law, general, accuracy = (
-                statistics.mean(run[key] for run in found) for key in ("law_loss", "general_loss", "accuracy")
-            )
-            cells = [f"{law:.3f}", f"{general:.3f}", f"{accuracy:.1f}%{_deviation(found)}"]
+            cells = [f"{statistics.mean(run[key] for run in found):.3f}" for key in ("law_loss", "general_loss")]
+            cells.append(_accuracy(found))
         yield f"| {name} | {' | '.join(cells)} | {len(found)} of {len(wanted)} |"
 
 
-def _deviation(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Standard deviation of the accuracy over the seeds."""
-    scores = [run["accuracy"] for run in runs]
-    return f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+def _accuracy(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Mean and standard deviation over the seeds; text without sections of a code of law has no labels."""
+    scores = [run["accuracy"] for run in runs if run["accuracy"] is not None]
+    if not scores:
+        return MISSING
+    return f"{statistics.mean(scores):.1f}%" + (f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else "")
 
 
 EPOCH = "one epoch of 10 million words"
