@@ -275,14 +275,15 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
         # At the smallest scale DeepSpeed would raise; here the caller decides what a non-finite step means.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False
-    initial = _of_this_rank(whole, engine, config.zero.stage, ranks)
+    initial = of_this_rank(whole, engine, config.zero.stage, ranks)
     return Engine(engine, config, ranks, initial, reduction)
 
 
-def _of_this_rank(
-    whole: dict[str, torch.Tensor], engine: Any, zero_stage: int, ranks: Ranks
-) -> dict[str, torch.Tensor]:
-    """Return copies of the elements that this rank's fragments have, and empty `whole`, which would take 4 N bytes."""
+def of_this_rank(whole: dict[str, torch.Tensor], engine: Any, zero_stage: int, ranks: Ranks) -> dict[str, torch.Tensor]:
+    """Return the elements that this rank's fragments have, and empty `whole`, which takes 4 bytes per parameter.
+
+    At stage 0 they are the parameters themselves, at the others copies.
+    """
     own = {}
     for each in fragments.fragments(engine.module, engine.optimizer, zero_stage, ranks.rank, ranks.world_size):
         values = whole.pop(each.name).view(-1)
