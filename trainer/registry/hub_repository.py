@@ -50,7 +50,7 @@ class RemoteFile(NamedTuple):
         return self.digest == (storage.sha256_of(path) if len(self.digest) == 64 else _blob_digest(path))
 
 
-class Branch(NamedTuple):
+class HubBranch(NamedTuple):
     """A branch as it was read."""
 
     commit: str
@@ -129,17 +129,17 @@ class HubRepository:
         refs = self._patiently("list its branches", lambda: self._api.list_repo_refs(self.name))
         return {branch.name: branch.target_commit for branch in refs.branches}
 
-    def read(self, branch: str) -> Branch | None:
+    def read(self, branch: str) -> HubBranch | None:
         """Return the files of a branch; None if there is no such branch."""
         commit = self.branches().get(branch)
         return None if commit is None else self._patiently(f"list {branch}", lambda: self._at(commit))
 
-    def _at(self, commit: str) -> Branch:
+    def _at(self, commit: str) -> HubBranch:
         from huggingface_hub.hf_api import RepoFile
 
         entries = self._api.list_repo_tree(self.name, recursive=True, revision=commit)
         files = [entry for entry in entries if isinstance(entry, RepoFile) and entry.path != _OF_GIT]
-        return Branch(
+        return HubBranch(
             commit, {file.path: RemoteFile(file.size, file.lfs.sha256 if file.lfs else file.blob_id) for file in files}
         )
 
@@ -155,7 +155,7 @@ class HubRepository:
 
         def attempt() -> tuple[str, int]:
             _show_progress_on_terminals()
-            # Read anew each time: the answer to a commit that was made may be what an outage took away.
+            # Read again each time: the answer to a commit that was made may be what an outage took away.
             there = self._at(self._commit_of(branch))
             changes = list(_changes(there, folder, is_kept))
             if not changes:
@@ -248,7 +248,7 @@ def _endpoint() -> str:
 
 
 def _changes(
-    there: Branch, folder: Path, is_kept: Callable[[str], bool]
+    there: HubBranch, folder: Path, is_kept: Callable[[str], bool]
 ) -> Iterator[CommitOperationAdd | CommitOperationDelete]:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 

@@ -46,7 +46,7 @@ from trainer.model.model_folder import (
 )
 from trainer.registry.hub_repository import (
     MAIN,
-    Branch,
+    HubBranch,
     HubRepository,
     check_repository_name,
     files_of,
@@ -85,7 +85,7 @@ class PushJournal(BaseModel):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ModelToPush:
     """A model to push: a checkpoint, which is exported first, or a folder."""
 
     path: Path
@@ -200,7 +200,7 @@ class _Push:
         self._repository, self._journal, self._path, self._overwrite = repository, journal, path, overwrite
         self._branches = repository.branches()
 
-    def send(self, branch: str, candidate: Candidate) -> Pushed:
+    def send(self, branch: str, candidate: ModelToPush) -> Pushed:
         if _is_sent(self._journal, branch, candidate) and (note := self._state(branch)) is not None:
             return Pushed(branch, candidate.path, "", 0, 0, self._branches[branch], note=note)
         folder, proof = self._folder_of(candidate)
@@ -221,7 +221,7 @@ class _Push:
         return Pushed(branch, candidate.path, proof, len(names), size, commit, num_changes, note)
 
     def _state(self, branch: str) -> str | None:
-        """Return how a branch that was sent is on the Hub; None if it is not, as in a repository that was made anew."""
+        """Return how a branch that was sent is on the Hub; None if it is not, as after the repository was removed."""
         sent = self._journal.revisions[branch]
         if self._branches.get(branch) == sent.commit:
             return "sent before"
@@ -229,7 +229,7 @@ class _Push:
         is_same = there is not None and _weights_in(there) == sent.weights
         return "sent before, and changed on the Hub since then" if is_same else None
 
-    def later_main(self, chosen: Candidate) -> SentRevision | None:
+    def later_main(self, chosen: ModelToPush) -> SentRevision | None:
         """Return the entry of `main` if it is of a later step of the same run, and still there."""
         entry = self._journal.revisions.get(MAIN)
         is_there = entry is not None and self._branches.get(MAIN) == entry.commit
@@ -238,7 +238,7 @@ class _Push:
         run = THIS_RUN if chosen.is_checkpoint else read_provenance(chosen.path).get("mlflow_run_id")
         return entry if entry.run == run else None
 
-    def forget(self, candidate: Candidate) -> None:
+    def forget(self, candidate: ModelToPush) -> None:
         """Remove the export of a checkpoint that is not needed any more."""
         if candidate.is_checkpoint:
             shutil.rmtree(self._exports(candidate), ignore_errors=True)
@@ -248,10 +248,10 @@ class _Push:
         with contextlib.suppress(OSError):
             (self._path.parent / EXPORTS_FOLDER).rmdir()
 
-    def _exports(self, candidate: Candidate) -> Path:
+    def _exports(self, candidate: ModelToPush) -> Path:
         return self._path.parent / EXPORTS_FOLDER / candidate.digest[:16]
 
-    def _folder_of(self, candidate: Candidate) -> tuple[Path, str]:
+    def _folder_of(self, candidate: ModelToPush) -> tuple[Path, str]:
         """Return the checked folder of a candidate, and the proof that it passed its checks."""
         if not candidate.is_checkpoint:
             return candidate.path, check_pushable(candidate.path)
@@ -263,7 +263,7 @@ class _Push:
         folder = _export(candidate, self._exports(candidate), self._repository.name)
         return folder, check_pushable(folder)
 
-    def _check_same_model(self, branch: str, there: Branch, entry: SentRevision, folder: Path) -> None:
+    def _check_same_model(self, branch: str, there: HubBranch, entry: SentRevision, folder: Path) -> None:
         """Refuse to replace another model."""
         models = {name for name in there.files if not is_document(name)}
         is_same = all((folder / name).is_file() and there.files[name].is_copy_of(folder / name) for name in models)
@@ -336,8 +336,7 @@ def _parity(folder: Path, provenance: Mapping[str, Any]) -> str:
             fix="export the checkpoint again",
             code="push-without-gate",
         )
-    difference = f"largest difference {report.max_logit_difference:.1e}"
-    return f"passed the parity gate ({report.num_logits:,} logits, {difference})"
+    return f"parity gate passed (largest difference {report.max_logit_difference:.1e})"
 
 
 def _scores(folder: Path, provenance: Mapping[str, Any]) -> str:
@@ -386,14 +385,14 @@ def _nothing(name: str) -> bool:
 
 def _candidates(
     model: str | Path, main: MainChoice, tracking_uri: str | None = None
-) -> tuple[list[Candidate], Candidate | None]:
+) -> tuple[list[ModelToPush], ModelToPush | None]:
     """Return what is pushed, the oldest first, and what becomes main."""
     if not is_checkpoint(model):
         folder = pull(model, tracking_uri=tracking_uri)
         step = read_provenance(folder).get("step")
         is_averaged = "merged" in read_provenance(folder)
         step = step if isinstance(step, int) and step >= 0 and not is_averaged else None
-        only = Candidate(folder, step, folder_digest(folder), False)
+        only = ModelToPush(folder, step, folder_digest(folder), False)
         return [only], only if main != "none" or step is None else None
     path = Path(model)
     if (path / STATE_NAME).is_file():
@@ -413,12 +412,12 @@ def _candidates(
     return candidates, candidates[-1] if main == "newest" else _best(path, candidates)
 
 
-def _checkpoint(folder: Path) -> Candidate:
+def _checkpoint(folder: Path) -> ModelToPush:
     step = CheckpointFolder(folder).read_marker().step
-    return Candidate(folder, step, storage.sha256_of(folder / MARKER_NAME), True)
+    return ModelToPush(folder, step, storage.sha256_of(folder / MARKER_NAME), True)
 
 
-def _best(run: Path, candidates: Sequence[Candidate]) -> Candidate:
+def _best(run: Path, candidates: Sequence[ModelToPush]) -> ModelToPush:
     """Return the checkpoint with the best score, among those that were measured as the newest scored one."""
     settings = TypeAdapter(CheckpointSettings).validate_python(
         CheckpointFolder(candidates[-1].path).read_state().config.get("checkpoint", {})
@@ -437,7 +436,7 @@ def _best(run: Path, candidates: Sequence[Candidate]) -> Candidate:
     return min(alike, key=lambda item: item[:2])[2]
 
 
-def _export(candidate: Candidate, parent: Path, hub: str) -> Path:
+def _export(candidate: ModelToPush, parent: Path, hub: str) -> Path:
     """Export a checkpoint to a folder in `parent` with the name of the repository, by which its card calls it."""
     name = hub.rpartition("/")[2]
     folder = export_checkpoint(candidate.path, parent / name).output
@@ -447,18 +446,18 @@ def _export(candidate: Candidate, parent: Path, hub: str) -> Path:
     return folder
 
 
-def _entry(folder: Path, candidate: Candidate) -> SentRevision:
+def _entry(folder: Path, candidate: ModelToPush) -> SentRevision:
     provenance = read_provenance(folder)
     weights = {name: digest for name, digest in provenance[FILES_SHA256].items() if name.endswith(".safetensors")}
     run = THIS_RUN if candidate.is_checkpoint else provenance.get("mlflow_run_id") or ""
     return SentRevision(source=candidate.digest, step=candidate.step, run=run, weights=weights)
 
 
-def _weights_in(branch: Branch) -> dict[str, str]:
+def _weights_in(branch: HubBranch) -> dict[str, str]:
     return {name: file.digest for name, file in branch.files.items() if name.endswith(".safetensors")}
 
 
-def _is_sent(journal: PushJournal, branch: str, candidate: Candidate) -> bool:
+def _is_sent(journal: PushJournal, branch: str, candidate: ModelToPush) -> bool:
     entry = journal.revisions.get(branch)
     return entry is not None and entry.commit is not None and entry.source == candidate.digest
 
