@@ -15,7 +15,7 @@ from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
 from tests.support.hub_server import ModelHub
 from trainer.hf_export.export import export_checkpoint
-from trainer.model.model_folder import FILES_SHA256, folder_digest
+from trainer.model.model_folder import FILES_SHA256, file_digests, folder_digest
 from trainer.registry import push as module
 from trainer.registry.hub_repository import check_repository_name
 from trainer.registry.push import Pushed, check_pushable, is_document, plan_push, push
@@ -408,6 +408,59 @@ def test_without_a_record_of_a_passed_gate_nothing_is_sent(hub: ModelHub, folder
     with pytest.raises(UserError, check=lambda error: error.code in ("push-without-gate", "changed-after-gate")):
         pushed(folder, NAME)
     assert not hub.requests
+
+
+@pytest.fixture
+def fitted(tiny_hugging_face: Path, tmp_path: Path) -> Path:
+    """A fitted model, as `clozeworks finetune` saves it."""
+    from transformers import AutoModelForSequenceClassification
+
+    from trainer.finetuning.fitted_model import FitFacts, save_fitted_model
+
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_hugging_face, num_labels=2)
+    facts = FitFacts(
+        *("classification", "models:/base@champion", "full", "text", None, "label", 20, 1e-3, 0, 1),
+        *({"train": 2}, {"f1": 0.5}, {"f1": 0.5}, "valid", "d", "e"),
+    )
+    save_fitted_model(model, tiny_hugging_face, tmp_path / "fitted", facts, None)
+    return tmp_path / "fitted"
+
+
+def test_a_fitted_model_is_main_with_its_scores(hub: ModelHub, fitted: Path) -> None:
+    done = pushed(fitted, "owner/films")
+    assert [*done] == ["main"] and done["main"].proof == "valid/f1 0.5"
+    assert hub.repositories["owner/films"].contents("main") == contents(fitted)
+    assert pushed(fitted, "owner/films")["main"].note == "sent before"
+
+
+@pytest.mark.parametrize("name", ["finetune.json", "model.safetensors", "config.json"])
+def test_a_fitted_model_that_is_not_what_was_scored_is_refused(fitted: Path, name: str) -> None:
+    text = (fitted / name).read_bytes()
+    (fitted / name).write_bytes(text.replace(b"0.5", b"0.9") if name == "finetune.json" else text + b" ")
+    with pytest.raises(UserError, check=coded("changed-after-gate")):
+        check_pushable(fitted)
+
+
+@pytest.mark.parametrize("change", [{"scores": {}}, {FILES_SHA256: None}])
+def test_a_fitted_model_without_scores_or_digests_is_refused(fitted: Path, change: dict[str, Any]) -> None:
+    path = fitted / "provenance.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, check=coded("push-without-gate")):
+        check_pushable(fitted)
+
+
+def test_another_fit_replaces_none_without_overwrite(hub: ModelHub, fitted: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    pushed(fitted, "owner/films")
+    weights = load_file(fitted / "model.safetensors")
+    save_file({name: weight + torch.ones(()) for name, weight in weights.items()}, fitted / "model.safetensors")
+    path = fitted / "provenance.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {FILES_SHA256: file_digests(fitted)}))
+    with pytest.raises(UserError, check=coded("hub-holds-another-model")):
+        pushed(fitted, "owner/films")
+    assert pushed(fitted, "owner/films", overwrite=True)["main"].num_changes == 2
 
 
 def test_a_model_from_elsewhere_has_no_record(hub: ModelHub, tiny_hugging_face: Path) -> None:
