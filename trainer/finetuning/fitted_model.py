@@ -26,7 +26,15 @@ from trainer.finetuning.fit import predict
 from trainer.finetuning.task_data import make_task
 from trainer.finetuning.tasks import ExamplePrediction, Task, TaskName
 from trainer.inference.preprocessor import SHORTEST, Preprocessor
-from trainer.model.model_folder import FINETUNE_FILE, PROVENANCE_FILE, not_fine_tuned, read_json, read_provenance
+from trainer.model.model_folder import (
+    FILES_SHA256,
+    FINETUNE_FILE,
+    PROVENANCE_FILE,
+    file_digests,
+    not_fine_tuned,
+    read_json,
+    read_provenance,
+)
 from trainer.model.pretrained import load_config, load_pretrained
 from trainer.model.quiet_transformers import quiet_transformers
 
@@ -91,7 +99,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
             "task": facts.task,
             "variant": facts.variant,
             "base_model": facts.base_model,
-            "base": {name: value for name, value in base.items() if name not in ("parity", "libraries")},
+            "base": {name: value for name, value in base.items() if name not in ("parity", "libraries", FILES_SHA256)},
             "mlflow_run_id": run_id,
             "tokenizer_fingerprint": base.get("tokenizer_fingerprint"),
             # The fitted model has seen the data of its encoder: `register --trained-on` must find both.
@@ -101,6 +109,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
             | ({examples_fact(facts.scored_on): facts.scored_sha256} if facts.scored_sha256 else {}),
             "train_sha256": facts.train_sha256,
             "model_safetensors_sha256": storage.sha256_of(output / "model.safetensors"),
+            FILES_SHA256: file_digests(output),
         }
         _write_json(output / PROVENANCE_FILE, provenance)
         names = make_task(facts.task, [str(name) for _, name in sorted((model.config.id2label or {}).items())]).names

@@ -42,6 +42,7 @@ from trainer.hf_export.model_card import TrainingFacts, model_card
 from trainer.hf_export.parity import ParityReport, check_export
 from trainer.hf_export.word_offsets import begin_at_words
 from trainer.model.hugging_face import family_in_transformers, hugging_face_config, to_hugging_face
+from trainer.model.model_folder import FILES_SHA256, PROVENANCE_FILE, file_digests
 from trainer.objectives.pretraining import PretrainingModel
 
 if TYPE_CHECKING:
@@ -320,8 +321,9 @@ def _write_origin(
         "evaluation": dict(facts.evaluation),
         "parity": asdict(parity),
         "model_safetensors_sha256": storage.sha256_of(folder / "model.safetensors"),
+        FILES_SHA256: file_digests(folder),
     }
-    _write_json(folder / "provenance.json", provenance)
+    _write_json(folder / PROVENANCE_FILE, provenance)
 
 
 def _teachers(config: RunConfig, teachers: Sequence[str]) -> dict[str, Any]:

@@ -25,6 +25,8 @@ _OTHER_FOLDERS = {"manifest.json": "a data set", "tokenizer.json": "a tokenizer"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".msgpack", ".h5", ".pyd")
 
 PROVENANCE_FILE = "provenance.json"
+FILES_SHA256 = "files_sha256"
+"""Field of the provenance with `file_digests`: what passed the checks of an export, or was scored."""
 ADAPTER_FILE = "adapter_config.json"
 _CODE_FIELDS = {  # found in transformers 5.17 to 5.23: configuration_utils, pipelines, quantizers, dynamic_module_utils
     "auto_map": "code of its own",
@@ -226,6 +228,13 @@ def folder_digest(folder: Path, without: Collection[str] = ()) -> str:
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in without):
         digest.update(f"{storage.sha256_of(path)}  {path.relative_to(folder).as_posix()}\n".encode())
     return digest.hexdigest()
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """Return the sha256 of every file by its path, without the card, which people edit, and the provenance."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {path.relative_to(folder).as_posix(): path for path in paths}
+    return {name: storage.sha256_of(path) for name, path in names.items() if name not in (CARD_FILE, PROVENANCE_FILE)}
 
 
 def read_card(folder: Path) -> str:
