@@ -11,6 +11,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -180,7 +181,7 @@ class JoinHyphens:
         text, before = document.text, ""
         while text != before and _BROKEN.search(text):
             before, counts = text, Counter(map(_plain, _WORDS.findall(text)))
-            text = _BROKEN.sub(lambda found, counts=counts: self._joined(found, counts), before)  # type: ignore[misc]
+            text = _BROKEN.sub(partial(self._joined, counts=counts), before)
         return _with_text(document, text)
 
     def _joined(self, found: regex.Match[str], counts: Counter[str]) -> str:
