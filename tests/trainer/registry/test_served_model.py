@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.fitted_model import FittedModel
+from trainer.hf_export.export import write_sentence_transformer
+from trainer.inference.embedding import Embedder
 from trainer.model.quiet_transformers import quiet_transformers
 from trainer.registry.registration import register
 from trainer.registry.served_model import load_served
@@ -174,6 +177,38 @@ def test_a_classifier_reads_the_names_of_special_tokens_as_predict_does(register
     assert answers["label"].tolist() == [guess.label for guess in expected]
     assert answers["score"].tolist() == pytest.approx([guess.probability for guess in expected], abs=1e-5)
     assert answer(given[0])["score"].tolist() == pytest.approx([expected[0].probability], abs=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_folder_of_vectors_answers_as_embed_does(registered: Register, pooling: str, tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    folder, answer = registered_vectors(registered, AutoModel, tmp_path, pooling)
+    embedder = Embedder(folder)
+    texts = [TEXT, OTHER, LONG, *(text for text in ODD_TEXTS if "\ud800" not in text)]
+    expected = embedder(texts)
+    assert embedder.max_length == 12 and expected.std(axis=0).min() > 0, "else all texts are alike"
+    for given in (texts, pandas.DataFrame({"text": texts})):
+        vectors = answer(given)
+        assert [len(each) for each in vectors] == [16] * len(texts)
+        assert torch.tensor(vectors).sub(torch.tensor(expected)).abs().max() < 1e-5
+    assert answer(TEXT)[0] == pytest.approx(expected[0].tolist(), abs=1e-5)
+    assert answer([TEXT, " ", None])[1:] == [None, None]
+
+
+def registered_vectors(registered: Register, auto_class: Any, tmp_path: Path, pooling: str) -> tuple[Path, Answer]:
+    """A registered encoder without a head, in a folder of sentence-transformers."""
+    source = tmp_path / "source"
+    build = runpy.run_path(str(Path(__file__).parents[2] / "support" / "tiny_hugging_face.py"))["build"]
+    build(source)
+    with quiet_transformers():
+        model = auto_class.from_pretrained(source, add_pooling_layer=False)
+        for weights in model.parameters():
+            weights.data *= 10  # else all texts are alike to it
+        model.save_pretrained(source)
+    write_sentence_transformer(source, 12, 16, pooling)
+    return registered(None, source=source)
 
 
 ODD_TEXTS = [
