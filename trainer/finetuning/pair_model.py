@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss, MatryoshkaLoss
@@ -30,7 +30,8 @@ class PairModel(torch.nn.Module):
         if getattr(encoder, "pooler", None) is not None:
             encoder.pooler = None  # vectors are pooled from hidden states, so it would stay random
         self.config, self.pooling, self.max_length = encoder.config, pooling, max_length
-        self.network: Any = _Network(_Encoder(encoder), Pooling(encoder.config.hidden_size, pooling))
+        modules = _Encoder(encoder), Pooling(encoder.config.hidden_size, pooling)
+        self.network = cast("Any", _Network(*modules))
         cached = CachedMultipleNegativesRankingLoss(self.network, mini_batch_size=MINI_BATCH)
         sizes = sorted({*dimensions, encoder.config.hidden_size}, reverse=True)
         loss = MatryoshkaLoss(self.network, cached, sizes) if dimensions else cached
