@@ -138,8 +138,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes of --matryoshka; argparse prints a ValueError as an error of the option."""
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    """Return the sizes of --matryoshka."""
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not whole numbers separated by commas") from None
 
 
 def main() -> None:

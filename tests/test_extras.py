@@ -106,8 +106,8 @@ def test_a_command_finds_all_that_it_imports_with_its_extra_alone(command: Comma
 
 def check_extra(module: str, extra: str | None) -> None:
     """Whenever it is imported; DeepSpeed is only where several ranks train (`WITHOUT_DEEPSPEED` in test_layout.py)."""
-    allowed = {"deepspeed", *OF_FEW} if extra in ("registry", "finetune") else set()
-    assert not_brought(libraries_reached(module, everywhere=True), extra) <= allowed
+    allowed = {"deepspeed"} if extra in ("registry", "finetune") else set()
+    assert not_brought(libraries_reached(module, everywhere=True), extra) <= allowed | (OF_FEW if extra else set())
 
 
 @pytest.mark.parametrize("name", trainer.__all__)

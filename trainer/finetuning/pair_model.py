@@ -84,5 +84,4 @@ class _Network(torch.nn.Sequential):
     """The encoder and the pooling, as sentence-transformers' losses use a SentenceTransformer."""
 
     def get_embedding_dimension(self) -> int:
-        size: int = self[1].embedding_dimension  # type: ignore[assignment]
-        return size
+        return cast("int", self[1].embedding_dimension)

@@ -1,4 +1,4 @@
-"""Vectors of texts from an encoder, and the nearest words of a word: by the embedding table, and in context.
+"""VectorRule of texts from an encoder, and the nearest words of a word: by the embedding table, and in context.
 
 The vector of a text is the mean of the hidden states of its tokens without padding (Reimers and Gurevych 2019,
 section 3), or the hidden state of [CLS]; a folder of sentence-transformers says which. The nearest words have the
@@ -22,7 +22,7 @@ from data_prep.base.local_paths import home_in
 from trainer.inference.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, word_start_of
 from trainer.inference.preprocessor import Preprocessor, checked_texts, load_text_tokenizer, max_length
 from trainer.inference.pulled_model import hugging_face_folder
-from trainer.model.model_folder import Vectors, read_vectors
+from trainer.model.model_folder import VectorRule, read_vectors
 from trainer.model.pretrained import load_pretrained, refuse_random_weights
 from trainer.model.quiet_transformers import quiet_transformers
 
@@ -42,7 +42,7 @@ class Neighbor(NamedTuple):
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Vectors (num_texts, hidden_size) float32 in the order of the texts, and the number of truncated texts."""
+    """VectorRule (num_texts, hidden_size) float32 in the order of the texts, and the number of truncated texts."""
 
     vectors: np.ndarray
     num_truncated: int
@@ -81,7 +81,7 @@ class Embedder:
         assert tokenizer is not None, "a model in memory comes with its tokenizer"
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.vectors = vectors or Vectors("mean")
+        self.vectors = vectors or VectorRule("mean")
         longest = max_length(model.config, tokenizer)
         self.max_length = min(longest, self.vectors.max_length or longest)
         self._preprocessor = Preprocessor(tokenizer, self.max_length, has_token_types=False)

@@ -131,7 +131,7 @@ def _first_code_field(values: Any) -> str | None:
 
 
 @dataclass(frozen=True)
-class Vectors:
+class VectorRule:
     """How a folder of sentence-transformers makes the vector of a text of the last hidden states."""
 
     pooling: str
@@ -142,7 +142,7 @@ class Vectors:
     """Tokens to which a text is truncated, if the folder says it."""
 
 
-def read_vectors(folder: Path) -> Vectors | None:
+def read_vectors(folder: Path) -> VectorRule | None:
     """Return how a folder of sentence-transformers makes vectors; None for any other folder.
 
     Raises:
@@ -169,7 +169,7 @@ def read_vectors(folder: Path) -> Vectors | None:
         raise _unknown_vectors(folder, "a prompt before every text")
     length = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
     is_length = isinstance(length, int) and not isinstance(length, bool) and length > 0
-    return Vectors(str(given), "Normalize" in kinds, length if is_length else None)
+    return VectorRule(str(given), "Normalize" in kinds, length if is_length else None)
 
 
 def _unknown_vectors(folder: Path, what: str) -> UserError:

@@ -14,7 +14,7 @@ from data_prep.base.errors import UserError
 from trainer.inference.embedding import Embedder
 from trainer.inference.fill_mask import MASK_TOKEN, FillMask
 from trainer.inference.preprocessor import max_length
-from trainer.model.model_folder import FINETUNE_FILE, Vectors, read_config, read_json, read_vectors
+from trainer.model.model_folder import FINETUNE_FILE, VectorRule, read_config, read_json, read_vectors
 from trainer.model.pretrained import load_pretrained, load_tokenizer, refuse_random_weights
 from trainer.model.quiet_transformers import quiet_transformers
 
@@ -45,7 +45,7 @@ class ServedModel:
     """Number of tokens to which MLflow's function truncates a text."""
     function: str | None = None
     """The function of `served_rows.py` that answers; None for that of the pipeline."""
-    vectors: Vectors | None = None
+    vectors: VectorRule | None = None
     """For the function `embedding`, how it makes vectors."""
 
     @property

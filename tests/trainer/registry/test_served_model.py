@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -182,8 +183,6 @@ def test_a_classifier_reads_the_names_of_special_tokens_as_predict_does(register
 @pytest.mark.long
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_a_folder_of_vectors_answers_as_embed_does(registered: Register, pooling: str, tmp_path: Path) -> None:
-    from transformers import AutoModel
-
     folder, answer = registered_vectors(registered, AutoModel, tmp_path, pooling)
     embedder = Embedder(folder)
     texts = [TEXT, OTHER, LONG, *(text for text in ODD_TEXTS if "\ud800" not in text)]
@@ -295,7 +294,7 @@ print(json.dumps(answers if isinstance(answers, list) else answers.to_dict("reco
 
 @pytest.mark.slow
 @pytest.mark.spawn
-@pytest.mark.parametrize("kind", ["tags", "answer", "number", "class"])
+@pytest.mark.parametrize("kind", ["tags", "answer", "number", "class", "vectors"])
 def test_the_function_needs_nothing_of_this_project(
     registered: Register, kind: str, tmp_path: Path, database: str
 ) -> None:
@@ -303,6 +302,8 @@ def test_the_function_needs_nothing_of_this_project(
         _, answer = registered(AutoModelForTokenClassification, num_labels=2)
     elif kind == "answer":
         _, answer = registered(AutoModelForQuestionAnswering, "question")
+    elif kind == "vectors":
+        _, answer = registered_vectors(registered, AutoModel, tmp_path, "cls")
     else:
         _, answer = registered(AutoModelForSequenceClassification, num_labels=1 if kind == "number" else 2)
     given: Any = [{"question": OTHER, "context": TEXT}] if kind == "answer" else [TEXT, OTHER]
@@ -312,6 +313,9 @@ def test_the_function_needs_nothing_of_this_project(
     found, expected = json.loads(done.stdout.splitlines()[-1]), answer(given)
     if kind == "class":
         expected = expected.to_dict("records")
+    if kind == "vectors":
+        assert torch.tensor(found).sub(torch.tensor(expected)).abs().max() < 1e-6
+        return
     assert found == pytest.approx(expected) if kind == "number" else found == expected
 
 
