@@ -289,6 +289,7 @@ def _signature(served: ServedModel) -> ModelSignature | None:
         "regression": [ColSpec("double")],
         "token_classification": [ColSpec(Array(word))],
         "question_answering": [ColSpec(Object([Property("answer", "string"), *place, score]))],
+        "embedding": [ColSpec(Array("double"))],
     }
     return ModelSignature(taken, Schema(given[served.function]))
 
