@@ -33,7 +33,7 @@ BY_HAND = [
     REPOSITORY / folder / "README.md"
     for folder in ("", "configs", "data_prep", "launch", "tests", "tests/benchmarks", "tests/system", "trainer")
 ]
-GROWING = ("speedrun", "proof", "ablations", "adoption", "causal", "distillation", "domain")
+GROWING = ("speedrun", "proof", "ablations", "masking", "adoption", "causal", "distillation", "domain")
 """Benchmarks whose results grow run by run and have tables of their own."""
 AGAIN = "run python -m tests.benchmarks --readme"
 
@@ -668,8 +668,8 @@ def test_the_list_names_every_benchmark_and_every_script_is_there(capsys: pytest
     assert len(set(names)) == len(names)
 
 
-LACK_INPUT = {"peers_preparation", "proof", "downstream"}
-"""Of their quick runs one installs peers from a package index, and two read labeled data or minimal pairs."""
+LACK_INPUT = {"peers_preparation", "proof", "downstream", "masking"}
+"""Of their quick runs one installs peers from a package index; the others may read labeled data or minimal pairs."""
 
 
 @pytest.mark.slow

@@ -189,6 +189,16 @@ BENCHMARKS = (
         beside_itself=True,
     ),
     Benchmark(
+        "masking",
+        "loss, minimal pairs and fine-tuning by masking rate, and with a teacher",
+        400,
+        "--corpus {corpus}/*.jsonl.gz --minimal-pairs {corpus}/../../evaluation/blimp --labeled {corpus}/../labeled "
+        "--work {work}/masking",
+        full="--small {corpus}/../pack_small.jsonl.gz",
+        quick="--small {corpus}/*.jsonl.gz --words 20000 --steps 2 --vocab-size 512 --runs 1",
+        beside_itself=True,
+    ),
+    Benchmark(
         "adoption",
         "loss at the start with `init_from` and `adopt`, and tokens until the loss of training from nothing",
         300,
