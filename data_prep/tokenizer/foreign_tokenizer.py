@@ -65,7 +65,7 @@ def is_foreign(url: str) -> bool:
 
 
 def is_written_again(first: Tokenizer, second: Tokenizer) -> bool:
-    """Whether one of both is the tokenizer.json of the other, which `save_pretrained` writes without its other files."""
+    """Whether one is the tokenizer.json of the other, which `save_pretrained` writes without the other files."""
     foreign, own = (first, second) if isinstance(first, ForeignTokenizer) else (second, first)
     is_one_foreign = isinstance(foreign, ForeignTokenizer) and not isinstance(own, ForeignTokenizer)
     if not is_one_foreign or foreign.special_tokens != own.special_tokens:
