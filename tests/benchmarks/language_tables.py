@@ -389,6 +389,27 @@ def domain(report: Report) -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} | {len(found)} of {len(wanted)} |"
 
 
+def retrieval(report: Report) -> Iterator[str]:
+    """Scores of the encoder before the fits (seed 0), as means of the fits, and of the words in common."""
+    details = report["details"]
+    runs, planned = details["runs"], details["planned"]
+    pairs, fits = runs[0]["pairs"], [run for run in runs if run["seed"]]
+    wanted = sum(run["seed"] > 0 for run in planned)
+    seconds = sum(run["fit_seconds"] for run in fits)
+    yield (
+        f"{pairs['test']:,} titles, each among {pairs['test']:,} abstracts; fitted on {pairs['train']:,} other pairs. "
+        f"The {len(fits)} fits took {seconds:.0f} s in all. {_commands(runs, 'two threads')}"
+    )
+    yield ""
+    yield "| vectors | nDCG@10 | MRR@10 | first | cosine of unrelated texts | seeds |"
+    yield "|---|---|---|---|---|---|"
+    keys = ("ndcg_at_10", "mrr_at_10", "accuracy", "unrelated_cosine")
+    for name, found, count in (("before", [run for run in runs if not run["seed"]], 1), ("fitted", fits, wanted)):
+        cells = [_spread([run[key] for run in found], 3) if found else MISSING for key in keys]
+        yield f"| {name} | {' | '.join(cells)} | {len(found)} of {count} |"
+    yield f"| words in common (tf-idf) | {runs[0]['tf_idf']:.3f} | | | | |"
+
+
 def _accuracy(runs: Sequence[Mapping[str, Any]]) -> str:
     """Mean and standard deviation over the seeds; text without sections of a code of law has no labels."""
     scores = [run["accuracy"] for run in runs if run["accuracy"] is not None]
@@ -434,7 +455,7 @@ def _spread(values: Sequence[float], digits: int, sign: str = "-") -> str:
     return mean if len(values) < 2 else f"{mean} ({low} to {high})"
 
 
-def _commands(runs: Sequence[Mapping[str, Any]]) -> str:
+def _commands(runs: Sequence[Mapping[str, Any]], threads: str = "one thread") -> str:
     """Machine, dates, loads and commits of several runs."""
     dates = sorted({run["date"] for run in runs})
     loads = [run["load_average"] for run in runs]
@@ -442,4 +463,4 @@ def _commands(runs: Sequence[Mapping[str, Any]]) -> str:
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     load = f"{min(loads):.1f}" if min(loads) == max(loads) else f"{min(loads):.1f} to {max(loads):.1f}"
     cpus = ", ".join(dict.fromkeys(run["cpu"] for run in runs))
-    return f"{cpus}, one thread, {when}, load average {load}, commit {commits}."
+    return f"{cpus}, {threads}, {when}, load average {load}, commit {commits}."
