@@ -398,7 +398,7 @@ def retrieval(report: Report) -> Iterator[str]:
     seconds = sum(run["fit_seconds"] for run in fits)
     yield (
         f"{pairs['test']:,} titles, each among {pairs['test']:,} abstracts; fitted on {pairs['train']:,} other pairs. "
-        f"The {len(fits)} fits took {seconds:.0f} s in all. {_commands(runs, 'two threads')}"
+        f"The {len(fits)} fits took {seconds:.0f} s in all. {_commands(runs)}"
     )
     yield ""
     yield "| vectors | nDCG@10 | MRR@10 | first | cosine of unrelated texts | seeds |"
@@ -455,7 +455,7 @@ def _spread(values: Sequence[float], digits: int, sign: str = "-") -> str:
     return mean if len(values) < 2 else f"{mean} ({low} to {high})"
 
 
-def _commands(runs: Sequence[Mapping[str, Any]], threads: str = "one thread") -> str:
+def _commands(runs: Sequence[Mapping[str, Any]]) -> str:
     """Machine, dates, loads and commits of several runs."""
     dates = sorted({run["date"] for run in runs})
     loads = [run["load_average"] for run in runs]
@@ -463,4 +463,4 @@ def _commands(runs: Sequence[Mapping[str, Any]], threads: str = "one thread") ->
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     load = f"{min(loads):.1f}" if min(loads) == max(loads) else f"{min(loads):.1f} to {max(loads):.1f}"
     cpus = ", ".join(dict.fromkeys(run["cpu"] for run in runs))
-    return f"{cpus}, {threads}, {when}, load average {load}, commit {commits}."
+    return f"{cpus}, one thread, {when}, load average {load}, commit {commits}."

@@ -45,8 +45,8 @@ SPLITS = {"test": 0.15, "valid": 0.2, "train": 1.0}
 SPLIT_SEED = 7
 FEWEST_CHARACTERS = 200
 """Of a positive."""
-MAX_LENGTH = 96
-THREADS = 2
+MAX_LENGTH = 64
+THREADS = 1
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--encoder", type=Path, metavar="DIR", help="an export (default: trained on --base)")
     parser.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="of the tokenizer (default 8192)")
     parser.add_argument("--base-steps", type=int, default=1000, help="of the encoder (default %(default)s)")
-    for name, size in {"train": 5000, "valid": 500, "test": 2000}.items():
+    for name, size in {"train": 4000, "valid": 500, "test": 2000}.items():
         parser.add_argument(f"--{name}", type=int, default=size, metavar="N", help=f"pairs (default {size})")
     parser.add_argument("--epochs", type=int, default=3, help="of a fit (default %(default)s)")
     parser.add_argument("--batch-size", type=int, default=128, help="pairs of a step (default %(default)s)")
