@@ -125,7 +125,8 @@ class Retrieval:
         embedder = Embedder(model)
         (queries, first), (documents, second) = (given.vectors(embedder, some) for some in (questions, texts))
         scores = self._scores(queries, documents, names, collection.qrels, given.recall_at)
-        words = self._scores(*words_in_common([questions, texts]), names, collection.qrels, given.recall_at)
+        asked, written = words_in_common([questions, texts])
+        words = self._scores(asked, written, names, collection.qrels, given.recall_at)
         counts = {"queries": len(questions), "documents": len(texts), "truncated_texts": first + second}
         return scores | {f"{BASELINE}{name}": value for name, value in words.items()} | counts
 
@@ -283,13 +284,13 @@ def _read_texts(path: Path) -> dict[str, str]:
     texts: dict[str, str] = {}
     with _opened(path) as file:
         for number, values in enumerate(json_objects(file, path), start=1):
-            name, parts = values.get("_id"), (values.get("title") or "", values.get("text"))
+            name, parts = values.get("_id"), [values.get("title") or "", values.get("text")]
             if not isinstance(name, str) or not name or not all(isinstance(part, str) for part in parts):
                 problem = "has no _id and text that are strings"
             elif name in texts:
                 problem = f"has the _id {name!r} of another object"
             else:
-                texts[name] = " ".join(parts).strip()
+                texts[name] = " ".join(map(str, parts)).strip()
                 continue
             raise UsageError(
                 f"{path}, object {number:,}, {problem}",
