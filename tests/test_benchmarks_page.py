@@ -33,7 +33,7 @@ BY_HAND = [
     REPOSITORY / folder / "README.md"
     for folder in ("", "configs", "data_prep", "launch", "tests", "tests/benchmarks", "tests/system", "trainer")
 ]
-GROWING = ("speedrun", "proof", "ablations", "masking", "adoption", "causal", "distillation", "domain")
+GROWING = (*("speedrun", "proof", "ablations", "masking", "adoption", "causal", "distillation", "domain", "retrieval"),)
 """Benchmarks whose results grow run by run and have tables of their own."""
 AGAIN = "run python -m tests.benchmarks --readme"
 
@@ -408,6 +408,20 @@ def test_a_continued_encoder_is_shown_where_its_text_has_no_labels() -> None:
     runs = [described(**each, **losses, accuracy=40.0 + each["seed"]) for each in planned]
     text = page.made("domain", {"domain": shaped({"runs": runs, "planned": planned})})
     assert "| continued at 0.001 | 5.000 | 4.000 | 41.5% ± 0.7 | 2 of 2 |" in text
+
+
+def test_a_fit_of_embeddings_is_shown_beside_the_encoder_before_it() -> None:
+    planned = [{"seed": seed} for seed in range(4)]
+    names = ("ndcg_at_10", "mrr_at_10", "accuracy", "unrelated_cosine")
+    both = {"tf_idf": 0.75, "pairs": {"train": 3000, "valid": 1, "test": 2000}}
+    before = described(seed=0, **dict.fromkeys(names, 0.25), **both)
+    fits = [described(seed=seed, **dict.fromkeys(names, 0.5 + seed / 100), **both, fit_seconds=9.0) for seed in (1, 2)]
+    text = page.made("retrieval", {"retrieval": shaped({"runs": [before, *fits], "planned": planned})})
+    assert "2,000 abstracts; fitted on 3,000" in text and "The 2 fits took 18 s" in text
+    assert "| before | 0.250 | 0.250 | 0.250 | 0.250 | 1 of 1 |" in text
+    assert "| fitted | 0.515 (0.510 to 0.520) |" in text and "| 2 of 3 |" in text and "(tf-idf) | 0.750 |" in text
+    text = page.made("retrieval", {"retrieval": shaped({"runs": [before], "planned": planned})})
+    assert "| fitted | missing |" in text
 
 
 def test_a_teacher_is_judged_against_the_spread_of_the_seeds_without_it() -> None:

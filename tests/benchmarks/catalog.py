@@ -237,6 +237,16 @@ BENCHMARKS = (
         beside_itself=True,
     ),
     Benchmark(
+        "retrieval",
+        "titles that find their abstracts before and after `finetune --task embedding`",
+        10,
+        "--work {work}/retrieval",
+        full="--pairs {corpus}/arxiv_abstracts-00.jsonl.gz --base {corpus}/../pack_small.jsonl.gz",
+        quick="--pairs {corpus}/*.jsonl.gz --base {corpus}/*.jsonl.gz --vocab-size 512 --base-steps 2 --train 40 "
+        "--valid 10 --test 10 --epochs 1 --runs 2",
+        beside_itself=True,
+    ),
+    Benchmark(
         "downstream",
         "accuracy on labeled tasks with a pretrained encoder, frozen and in full; means of the seeds",
         60,

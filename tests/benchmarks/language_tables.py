@@ -421,6 +421,27 @@ def domain(report: Report) -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} | {len(found)} of {len(wanted)} |"
 
 
+def retrieval(report: Report) -> Iterator[str]:
+    """Scores of the encoder before the fits (seed 0), as means of the fits, and of the words in common."""
+    details = report["details"]
+    runs, planned = details["runs"], details["planned"]
+    pairs, fits = runs[0]["pairs"], [run for run in runs if run["seed"]]
+    wanted = sum(run["seed"] > 0 for run in planned)
+    seconds = sum(run["fit_seconds"] for run in fits)
+    yield (
+        f"{pairs['test']:,} titles, each among {pairs['test']:,} abstracts; fitted on {pairs['train']:,} other pairs. "
+        f"The {len(fits)} fits took {seconds:.0f} s in all. {_commands(runs)}"
+    )
+    yield ""
+    yield "| vectors | nDCG@10 | MRR@10 | first | cosine of unrelated texts | seeds |"
+    yield "|---|---|---|---|---|---|"
+    keys = ("ndcg_at_10", "mrr_at_10", "accuracy", "unrelated_cosine")
+    for name, found, count in (("before", [run for run in runs if not run["seed"]], 1), ("fitted", fits, wanted)):
+        cells = [_spread([run[key] for run in found], 3) if found else MISSING for key in keys]
+        yield f"| {name} | {' | '.join(cells)} | {len(found)} of {count} |"
+    yield f"| words in common (tf-idf) | {runs[0]['tf_idf']:.3f} | | | | |"
+
+
 def _accuracy(runs: Sequence[Mapping[str, Any]]) -> str:
     """Mean and standard deviation over the seeds; text without sections of a code of law has no labels."""
     scores = [run["accuracy"] for run in runs if run["accuracy"] is not None]

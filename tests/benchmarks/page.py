@@ -169,4 +169,5 @@ BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
     "causal": _of("causal", language_tables.causal),
     "distillation": _of("distillation", language_tables.distillation),
     "domain": _of("domain", language_tables.domain),
+    "retrieval": _of("retrieval", language_tables.retrieval),
 }

@@ -144,7 +144,7 @@ def check_settings(settings: FinetuneSettings) -> None:
         check_names(settings.register, settings.alias)
     task = task_of_columns(settings.task, settings.columns.pair)
     choosing_metric(task, settings.metric)
-    _check_vectors(settings, task)
+    check_vectors(settings, task)
     for path in settings.files.given.values():
         check_readable(path)
     if settings.is_tracked:
@@ -153,7 +153,7 @@ def check_settings(settings: FinetuneSettings) -> None:
     read_task(settings.task, settings.files, settings.columns, settings.split_seed)
 
 
-def _check_vectors(settings: FinetuneSettings, task: Task) -> None:
+def check_vectors(settings: FinetuneSettings, task: Task) -> None:
     """Check what only the task `embedding` has, and what it lacks."""
     if settings.pooling not in POOLINGS:
         raise UsageError(
