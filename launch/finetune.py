@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TASKS = (
     *("classification", "multilabel_classification", "pair_classification", "regression", "token_classification"),
-    "question_answering",
+    *("question_answering", "embedding"),
 )
 PROBE_TASKS = ("length", "subject_number")
 VARIANTS = ("scratch", "frozen", "full")
@@ -56,10 +56,19 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     data.add_argument(
         "--text-column",
         metavar="NAME",
-        help="column of the text; of the words (a list, or separated by spaces); of the context",
+        help="column of the text; of the words (a list, or separated by spaces); of the context; of the anchor "
+        "(default for embedding: anchor)",
     )
-    data.add_argument("--pair-column", metavar="NAME", help="column of the second text of a pair; of the question")
-    data.add_argument("--label-column", metavar="NAME", help="column of the class; classes; number; tags; answer")
+    data.add_argument(
+        "--pair-column",
+        metavar="NAME",
+        help="column of the second text of a pair; of the question; of the negative of a triplet (default: none)",
+    )
+    data.add_argument(
+        "--label-column",
+        metavar="NAME",
+        help="column of the class; classes; number; tags; answer; positive (default for embedding: positive)",
+    )
     add_no_quoting(data)
     data.add_argument(
         "--on-bad-row",
@@ -104,7 +113,20 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how.add_argument(
         "--metric",
         metavar="NAME",
-        help="metric that selects (default: accuracy, spearman or f1, depending on the task)",
+        help="metric that selects (default: accuracy, spearman, f1 or ndcg_at_10, depending on the task)",
+    )
+    how.add_argument(
+        "--pooling",
+        choices=("mean", "cls"),
+        default="mean",
+        help="embedding: pooling over a text's tokens (default mean)",
+    )
+    how.add_argument(
+        "--matryoshka",
+        type=_sizes,
+        default=(),
+        metavar="N,N,...",
+        help="embedding: sizes to which the vectors may be cut later; the whole vectors are fitted too",
     )
     how.add_argument("--split-seed", type=int, default=0, metavar="N", help="seed of the split of --train (default 0)")
     out = parser.add_argument_group("output")
@@ -125,13 +147,21 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add_dry_run(out, "read the data, check and estimate, but train and write nothing")
     given = parser.parse_args(arguments)
     columns = {"--text-column": given.text_column, "--label-column": given.label_column}
-    needed = {"length": ["--text-column"], "subject_number": []}.get(given.task, [*columns])
+    needed = {"embedding": [], "length": ["--text-column"], "subject_number": []}.get(given.task, [*columns])
     if missing := [option for option in needed if columns[option] is None]:
-        parser.error(f"the following arguments are required: {', '.join(missing)}")
+        parser.error(f"the following arguments are required for --task {given.task}: {', '.join(missing)}")
     unused = {**columns, "--pair-column": given.pair_column} if given.task in PROBE_TASKS else {}
     if extra := [option for option, name in unused.items() if option not in needed and name is not None]:
         parser.error(f"--task {given.task} does not read {', '.join(extra)}")
     return given
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Return the sizes of --matryoshka."""
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not whole numbers separated by commas") from None
 
 
 def main() -> None:
