@@ -33,7 +33,7 @@ BY_HAND = [
     REPOSITORY / folder / "README.md"
     for folder in ("", "configs", "data_prep", "launch", "tests", "tests/benchmarks", "tests/system", "trainer")
 ]
-GROWING = ("speedrun", "proof", "ablations", "adoption", "causal", "distillation", "domain")
+GROWING = (*("speedrun", "proof", "ablations", "masking", "adoption", "causal", "distillation", "domain", "retrieval"),)
 """Benchmarks whose results grow run by run and have tables of their own."""
 AGAIN = "run python -m tests.benchmarks --readme"
 
@@ -410,6 +410,20 @@ def test_a_continued_encoder_is_shown_where_its_text_has_no_labels() -> None:
     assert "| continued at 0.001 | 5.000 | 4.000 | 41.5% ± 0.7 | 2 of 2 |" in text
 
 
+def test_a_fit_of_embeddings_is_shown_beside_the_encoder_before_it() -> None:
+    planned = [{"seed": seed} for seed in range(4)]
+    names = ("ndcg_at_10", "mrr_at_10", "accuracy", "unrelated_cosine")
+    both = {"tf_idf": 0.75, "pairs": {"train": 3000, "valid": 1, "test": 2000}}
+    before = described(seed=0, **dict.fromkeys(names, 0.25), **both)
+    fits = [described(seed=seed, **dict.fromkeys(names, 0.5 + seed / 100), **both, fit_seconds=9.0) for seed in (1, 2)]
+    text = page.made("retrieval", {"retrieval": shaped({"runs": [before, *fits], "planned": planned})})
+    assert "2,000 abstracts; fitted on 3,000" in text and "The 2 fits took 18 s" in text
+    assert "| before | 0.250 | 0.250 | 0.250 | 0.250 | 1 of 1 |" in text
+    assert "| fitted | 0.515 (0.510 to 0.520) |" in text and "| 2 of 3 |" in text and "(tf-idf) | 0.750 |" in text
+    text = page.made("retrieval", {"retrieval": shaped({"runs": [before], "planned": planned})})
+    assert "| fitted | missing |" in text
+
+
 def test_a_teacher_is_judged_against_the_spread_of_the_seeds_without_it() -> None:
     def text(**losses: list[float]) -> str:
         planned = [{"way": way, "seed": seed} for way in losses for seed in (1, 2)]
@@ -668,8 +682,8 @@ def test_the_list_names_every_benchmark_and_every_script_is_there(capsys: pytest
     assert len(set(names)) == len(names)
 
 
-LACK_INPUT = {"peers_preparation", "proof", "downstream"}
-"""Of their quick runs one installs peers from a package index, and two read labeled data or minimal pairs."""
+LACK_INPUT = {"peers_preparation", "proof", "downstream", "masking"}
+"""Of their quick runs one installs peers from a package index; the others may read labeled data or minimal pairs."""
 
 
 @pytest.mark.slow

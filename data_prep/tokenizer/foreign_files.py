@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ _ROLES = ("pad", "unk", "cls", "sep", "mask")
 _ROBERTA_NAMES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 _IDS_DO_NOT_DEPEND_ON = ("version", "truncation", "padding", "decoder", "post_processor")
 _UNKNOWN = "\ufffd".encode()
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 
 def read_files(url: str) -> dict[str, bytes]:
@@ -131,7 +133,8 @@ def vocabulary_of(
     """Return the piece of every id, with U+2581 for a space before a word, and the bytes that it decodes to.
 
     In WordPiece a piece without the prefix of continuations begins a word. An id without a piece is empty. Bytes that
-    are no text alone are written as "<0xE4><0xB8>".
+    are no text alone are written as "<0xE4><0xB8>". With byte fallback, as in Llama 2 and in tokenizers made here, the
+    pieces "<0x00>" to "<0xFF>" are bytes.
     """
     values = json.loads(encoder.to_str())
     names = {number: name for name, number in encoder.get_vocab(with_added_tokens=True).items()}
@@ -139,6 +142,7 @@ def vocabulary_of(
     prefix = values["model"].get("continuing_subword_prefix") or ""
     steps = json.dumps([values[step] for step in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False)
     is_byte_level, has_metaspace = "ByteLevel" in steps, METASPACE in steps
+    has_bytes = values["model"].get("byte_fallback") is True
     pieces, id_bytes = [], []
     for number in range(vocab_size):
         name = names.get(number, "")
@@ -146,6 +150,10 @@ def vocabulary_of(
             is_unknown = number == special_tokens.unk
             pieces.append(Piece(name, 0.0, "unknown" if is_unknown else "control"))
             id_bytes.append(_UNKNOWN if is_unknown else b"")
+            continue
+        if has_bytes and number not in added and _BYTE_PIECE.fullmatch(name):
+            pieces.append(Piece(name, 0.0, "byte"))
+            id_bytes.append(bytes.fromhex(name[3:5]))
             continue
         if number in added:
             text = name.encode()

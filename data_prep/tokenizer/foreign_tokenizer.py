@@ -53,11 +53,27 @@ class EncodedText(NamedTuple):
 
 
 def is_foreign(url: str) -> bool:
-    """Whether the folder holds a foreign tokenizer: one that says so, or tokenizer.json without one of ours."""
+    """Whether the folder holds a foreign tokenizer: one that says so, or tokenizer.json without one of ours.
+
+    Beside a model, tokenizer.model may be foreign too, as that of Llama 2. Elsewhere it is an unfinished one of ours.
+    """
     info = TokenizerInfo.read(url)
     if info is not None:
         return info.kind == "hugging_face"
-    return storage.exists(storage.join(url, TOKENIZER_NAME)) and not storage.exists(storage.join(url, MODEL_NAME))
+    is_there = {name: storage.exists(storage.join(url, name)) for name in (TOKENIZER_NAME, MODEL_NAME, "config.json")}
+    return is_there[TOKENIZER_NAME] and (is_there["config.json"] or not is_there[MODEL_NAME])
+
+
+def is_written_again(first: Tokenizer, second: Tokenizer) -> bool:
+    """Whether one is the tokenizer.json of the other, which `save_pretrained` writes without the other files."""
+    foreign, own = (first, second) if isinstance(first, ForeignTokenizer) else (second, first)
+    is_one_foreign = isinstance(foreign, ForeignTokenizer) and not isinstance(own, ForeignTokenizer)
+    if not is_one_foreign or foreign.special_tokens != own.special_tokens:
+        return False
+    path = storage.join(own.folder, TOKENIZER_NAME)
+    return storage.exists(path) and foreign.is_named(
+        fingerprint_of({TOKENIZER_NAME: storage.read_bytes(path)}, own.special_tokens)
+    )
 
 
 class ForeignTokenizer(Tokenizer):

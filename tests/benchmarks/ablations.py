@@ -35,7 +35,6 @@ SEEDS = (1, 2, 3)
 CORPORA = ("pack_small", "pack_medium_third")
 PART_WORDS = 10_500_000
 DEFAULT = "default"
-CONSTANT = "data.final_mlm_probability=null"
 COMBINATION = "WSD, 1-sqrt decay over the last fifth, and StableAdamW"
 EPOCH, EPOCH_RATE = "one epoch of 10 million words", 3e-3
 
@@ -63,13 +62,6 @@ VARIANTS: Mapping[str, Variant] = {
         decay_share=0.2,
     ),
     "masking rate of 30% throughout": Variant(("data.mlm_probability=0.3",)),
-    "masking rate of 15% throughout": Variant(("data.mlm_probability=0.15", CONSTANT)),
-    "rates drawn by the cosine law from 0 to 80%": Variant(
-        ("data.masking_law.name=cosine", "data.mlm_probability=0.29", CONSTANT)
-    ),
-    "rates around 12% and 57% (bimodal)": Variant(
-        ("data.masking_law.name=bimodal", "data.mlm_probability=0.3", CONSTANT)
-    ),
     "whole words masked": Variant(("data.mask_unit=word",)),
     "mean of the last 5 checkpoints, 2% of the steps apart": Variant(average_last=5),
 }

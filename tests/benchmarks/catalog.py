@@ -189,6 +189,16 @@ BENCHMARKS = (
         beside_itself=True,
     ),
     Benchmark(
+        "masking",
+        "loss, minimal pairs and fine-tuning by masking rate, and with a teacher",
+        400,
+        "--corpus {corpus}/*.jsonl.gz --minimal-pairs {corpus}/../../evaluation/blimp --labeled {corpus}/../labeled "
+        "--work {work}/masking",
+        full="--small {corpus}/../pack_small.jsonl.gz",
+        quick="--small {corpus}/*.jsonl.gz --words 20000 --steps 2 --vocab-size 512 --runs 1",
+        beside_itself=True,
+    ),
+    Benchmark(
         "adoption",
         "loss at the start with `init_from` and `adopt`, and tokens until the loss of training from nothing",
         300,
@@ -224,6 +234,16 @@ BENCHMARKS = (
         full="--general {corpus}/[agmw]*-00.jsonl.gz --law {corpus}/dc_law-00.jsonl.gz",
         quick="--general {corpus}/*.jsonl.gz --law {corpus}/*.jsonl.gz --words 20000 --vocab-size 512 --base-steps 2 "
         "--steps 2 --epochs 1 --runs 2",
+        beside_itself=True,
+    ),
+    Benchmark(
+        "retrieval",
+        "titles that find their abstracts before and after `finetune --task embedding`",
+        10,
+        "--work {work}/retrieval",
+        full="--pairs {corpus}/arxiv_abstracts-00.jsonl.gz --base {corpus}/../pack_small.jsonl.gz",
+        quick="--pairs {corpus}/*.jsonl.gz --base {corpus}/*.jsonl.gz --vocab-size 512 --base-steps 2 --train 40 "
+        "--valid 10 --test 10 --epochs 1 --runs 2",
         beside_itself=True,
     ),
     Benchmark(

@@ -282,6 +282,38 @@ def _epoch(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"Difference: {difference:+.3f} nats. The default's seeds have a range of {width:.3f}."
 
 
+def masking(report: Report) -> Iterator[str]:
+    """Loss, minimal pairs and fine-tuning of each variant, by the length of training; then what beats the default."""
+    details = report["details"]
+    runs = details["runs"]
+    yield f"Means over the seeds (lowest to highest). {_commands(runs)}"
+    yield ""
+    yield "| length | masked | seeds | valid loss | minimal pairs, % | SST-2, % | CPU s |"
+    yield "|---|---|---|---|---|---|---|"
+    better = []
+    for length in dict.fromkeys(run["length"] for run in [*details["planned"], *runs]):
+        of_length = [run for run in runs if run["length"] == length]
+        default = [run["loss"] for run in of_length if run["variant"] == details["variants"][0]]
+        for variant in details["variants"]:
+            found = [run for run in of_length if run["variant"] == variant]
+            if not found:
+                continue
+            scores = [
+                _spread([100 * run[name] for run in found], 1) if name in found[0] else ""
+                for name in ("overall", "accuracy")
+            ]
+            losses = [run["loss"] for run in found]
+            seconds = statistics.median(run["cpu_seconds"] for run in found)
+            cells = [length, variant, f"{len(found)} of 3", _spread(losses, 3), *scores, f"{seconds:.0f}"]
+            yield f"| {' | '.join(cells)} |"
+            if len(found) == len(default) == 3:
+                gain = statistics.mean(default) - statistics.mean(losses)
+                if gain > max(default) - min(default):
+                    better.append(f"{variant} ({length}, {-gain:+.3f})")
+    yield ""
+    yield f"Loss below the default's by more than the range of its seeds: {', '.join(better) or 'none'}."
+
+
 def adoption(report: Report) -> Iterator[str]:
     """The loss at the start of each adopted model; then the tokens after which it has the loss of one from nothing."""
     details = report["details"]
@@ -387,6 +419,27 @@ def domain(report: Report) -> Iterator[str]:
             cells = [f"{statistics.mean(run[key] for run in found):.3f}" for key in ("law_loss", "general_loss")]
             cells.append(_accuracy(found))
         yield f"| {name} | {' | '.join(cells)} | {len(found)} of {len(wanted)} |"
+
+
+def retrieval(report: Report) -> Iterator[str]:
+    """Scores of the encoder before the fits (seed 0), as means of the fits, and of the words in common."""
+    details = report["details"]
+    runs, planned = details["runs"], details["planned"]
+    pairs, fits = runs[0]["pairs"], [run for run in runs if run["seed"]]
+    wanted = sum(run["seed"] > 0 for run in planned)
+    seconds = sum(run["fit_seconds"] for run in fits)
+    yield (
+        f"{pairs['test']:,} titles, each among {pairs['test']:,} abstracts; fitted on {pairs['train']:,} other pairs. "
+        f"The {len(fits)} fits took {seconds:.0f} s in all. {_commands(runs)}"
+    )
+    yield ""
+    yield "| vectors | nDCG@10 | MRR@10 | first | cosine of unrelated texts | seeds |"
+    yield "|---|---|---|---|---|---|"
+    keys = ("ndcg_at_10", "mrr_at_10", "accuracy", "unrelated_cosine")
+    for name, found, count in (("before", [run for run in runs if not run["seed"]], 1), ("fitted", fits, wanted)):
+        cells = [_spread([run[key] for run in found], 3) if found else MISSING for key in keys]
+        yield f"| {name} | {' | '.join(cells)} | {len(found)} of {count} |"
+    yield f"| words in common (tf-idf) | {runs[0]['tf_idf']:.3f} | | | | |"
 
 
 def _accuracy(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -164,8 +164,10 @@ BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
     "proof": _of("proof", language_tables.proof),
     "fills": _of("proof", language_tables.fills),
     "ablations": _of("ablations", language_tables.ablations),
+    "masking": _of("masking", language_tables.masking),
     "adoption": _of("adoption", language_tables.adoption),
     "causal": _of("causal", language_tables.causal),
     "distillation": _of("distillation", language_tables.distillation),
     "domain": _of("domain", language_tables.domain),
+    "retrieval": _of("retrieval", language_tables.retrieval),
 }

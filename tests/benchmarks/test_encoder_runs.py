@@ -186,17 +186,35 @@ def test_ablations_choose_the_rate_by_seed_1_and_repeat_the_best(scripts: Any) -
     assert steps_of(first[0], rows, 600) == 600 and other not in {run.corpus for run in runs}
 
 
-def test_ablations_of_the_masking_rate_change_nothing_else(scripts: Any) -> None:
-    variants = {
-        name: load_config("small_cpu", each.settings) for name, each in scripts("ablations")["VARIANTS"].items()
-    }
-    rates = {name: rates_of(config) for name, config in variants.items()}
-    assert rates["default"] == (0.3, 0.5) and rates["masking rate of 15% throughout"] == (0.15, 0.15)
-    assert rates["rates drawn by the cosine law from 0 to 80%"] == pytest.approx((0.0, 0.8), abs=0.003)
-    assert rates["rates around 12% and 57% (bimodal)"] == pytest.approx((0.7 * 0.12, 1.3 * 0.57))
-    for name, config in variants.items():
-        if rates[name] != rates["default"]:
-            assert config.model_copy(update={"data": variants["default"].data}) == variants["default"]
+def test_variants_of_the_masking_rate_change_nothing_else(scripts: Any) -> None:
+    script = scripts("masking")
+    default, taught = script["DEFAULT"], script["TAUGHT"]
+    settings = {name: script["settings_of"](name, None) for name in script["VARIANTS"] if name != taught}
+    configs = {name: load_config("small_cpu", each) for name, each in settings.items()}
+    first, *rates = (rates_of(config) for config in configs.values())
+    assert first == (0.3, 0.5) and rates[:2] == [(0.15, 0.15), (0.3, 0.3)]
+    assert rates[2] == pytest.approx((0.0, 0.8), abs=0.003)
+    assert rates[3] == pytest.approx((0.7 * 0.12, 1.3 * 0.57))
+    for config in configs.values():
+        assert config.model_copy(update={"data": configs[default].data}) == configs[default]
+    with_teacher = load_config("small_cpu", script["settings_of"](taught, Path("large")))
+    assert with_teacher.teacher == "large" and with_teacher.data == configs[default].data
+
+
+def test_the_longest_runs_of_masking_are_the_default_and_the_two_with_the_lowest_loss(scripts: Any) -> None:
+    script = scripts("masking")
+    plan, names, quarter = script["plan"], list(script["VARIANTS"]), script["QUARTER"]
+    short = plan([])
+    assert len(short) == len(set(short)) == 2 * 3 * len(names)
+    rows = [
+        {"length": run.length, "variant": run.variant, "seed": run.seed, "loss": 5.0 - names.index(run.variant)}
+        for run in short
+        if run.length == quarter
+    ]
+    assert plan(rows[:-1]) == short
+    longest = plan(rows)[len(short) :]
+    assert [(run.variant, run.seed) for run in longest[:3]] == [(names[0], 1), (names[-1], 1), (names[-2], 1)]
+    assert len(longest) == 9 and {run.length for run in longest} == {script["EPOCH"]}
 
 
 def test_the_two_ways_differ_in_what_half_of_the_steps_predict_alone(scripts: Any) -> None:

@@ -22,7 +22,7 @@ import torch
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
-from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer, is_foreign
+from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer, is_foreign, is_written_again
 from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer
 from trainer.checkpoint.adoption import (
     FOLLOWS_COUNTS,
@@ -296,7 +296,10 @@ def _compare_tokenizers(
     is_of_decoder = any(theirs.model_type in each.decoders for each in published_families()) and is_foreign(str(folder))
     tokenizer = ForeignTokenizer.open(str(folder), is_of_decoder=True) if is_of_decoder else Tokenizer.load(folder)
     num_rows = theirs.vocab_size
-    if tokenizer.is_named(expected) and num_rows <= most_rows:
+    is_same = tokenizer.is_named(expected) or (
+        wanted.open_tokenizer is not None and is_written_again(tokenizer, wanted.open_tokenizer())
+    )
+    if is_same and num_rows <= most_rows:
         return None, None
     if not adopts:
         raise UserError(

@@ -10,7 +10,7 @@ from typing import Any
 from data_prep.base.errors import UserError
 from data_prep.base.table import aligned
 from trainer.evaluation.suite_plan import Job, Plan
-from trainer.evaluation.suite_tasks import BASELINE
+from trainer.evaluation.suite_settings import BASELINE
 from trainer.finetuning.scores import figure, figure_of_seeds
 
 
@@ -80,7 +80,7 @@ def report_lines(result: SuiteResult) -> Iterator[str]:
         )
     yield f"suite {suite.name}: mean ± standard deviation over seeds; a task's score is the mean of its metrics"
     if any("(baseline " in metrics for *_, metrics in rows):
-        yield "baseline: the metric of predictions that use no text (the most frequent label, the mean, or chance)"
+        yield "baseline: the metric of the most frequent label, the mean, chance, or of words in common (tf-idf)"
     if suite.source:
         yield f"settings: {suite.source}"
     yield from aligned(rows)

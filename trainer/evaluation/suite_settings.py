@@ -1,7 +1,7 @@
 """Settings of an evaluation suite: the tasks, with their files, settings and metrics.
 
 A task is a function that gets the Hugging Face directory of a model and the settings, and returns metrics by name:
-`finetune` and `minimal_pairs` (`trainer/evaluation/suite_tasks.py`), an entry point of the group
+`finetune`, `minimal_pairs` (`suite_tasks.py`), `retrieval` and `sts` (`vector_tasks.py`), an entry point of the group
 `clozeworks.evaluation_tasks`, or `module:function`.
 """
 
@@ -21,6 +21,8 @@ from data_prep.base.settings import PathText, SettingError, Settings
 
 RESERVED = ("files", "seed", "save_model_to")
 """Settings that the suite adds to those of a task."""
+BASELINE = "baseline/"
+"""Prefix of the name of a metric: the same metric of a yardstick."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 Name = Annotated[str, Field(pattern=_NAME, max_length=60)]
 
@@ -28,7 +30,9 @@ Name = Annotated[str, Field(pattern=_NAME, max_length=60)]
 class TaskSettings(Settings):
     """One task of a suite."""
 
-    function: str = Field("finetune", description="finetune, minimal_pairs, an installed task, or module:function")
+    function: str = Field(
+        "finetune", description="finetune, minimal_pairs, retrieval, sts, an installed task, or module:function"
+    )
     files: dict[str, PathText] = Field({}, description="files and directories that the task reads, relative to `data`")
     settings: dict[str, Any] = Field({}, description="settings that the function gets")
     metrics: tuple[str, ...] = Field(
@@ -43,13 +47,13 @@ class TaskSettings(Settings):
 
     @classmethod
     def type_of(cls, name: str, section: Mapping[str, Any]) -> Any:
-        """Return the type of a setting; `settings` of a fine-tuning has a schema of its own."""
+        """Return the type of a setting; `settings` of a built-in function have a schema of their own."""
         function = section.get("function", "finetune")
-        if name == "settings" and getattr(function, "text", function) == "finetune":
+        if name == "settings":
             with suppress(ModuleNotFoundError):  # a library of fine-tuning, which running the task reports
-                from trainer.evaluation.suite_tasks import FinetuneTaskSettings
+                from trainer.evaluation.suite_tasks import SCHEMAS
 
-                return FinetuneTaskSettings
+                return SCHEMAS.get(getattr(function, "text", function)) or super().type_of(name, section)
         return super().type_of(name, section)
 
 
@@ -129,6 +133,11 @@ class Suite(Settings):
         for name in self.tasks:
             add(name)
         return ordered
+
+
+def own_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a task without those that the suite adds."""
+    return {name: value for name, value in settings.items() if name not in RESERVED}
 
 
 @dataclass(frozen=True)

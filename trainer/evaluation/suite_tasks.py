@@ -23,7 +23,9 @@ from data_prep.base.load_settings import validate_settings
 from data_prep.base.registries import Registry
 from data_prep.base.settings import Probability, Settings
 from data_prep.base.source_digest import check_module_unchanged, module_digest
-from trainer.evaluation.suite_settings import RESERVED
+from trainer.evaluation.suite_settings import BASELINE, own_settings
+from trainer.evaluation.vector_tasks import Retrieval, RetrievalTaskSettings, Sts, StsTaskSettings
+from trainer.finetuning.finetune_settings import FinetuneSettings, Pooling, check_vectors
 from trainer.finetuning.tables import check_columns, check_readable
 from trainer.finetuning.task_data import task_of_columns
 from trainer.finetuning.tasks import TaskName, choosing_metric
@@ -31,13 +33,10 @@ from trainer.inference.preprocessor import SHORTEST
 
 if TYPE_CHECKING:
     from trainer.data.minimal_pairs import MinimalPair
-    from trainer.finetuning.finetune_settings import FinetuneSettings
 
 Metrics = Mapping[str, float]
 Function = Callable[[Path, Mapping[str, Any]], Metrics]
 _VALID_PARTS = ("train", "valid")
-BASELINE = "baseline/"
-"""Prefix of the name of a metric: the same metric of a yardstick, which reads no text."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +61,16 @@ class EvaluationTask:
 
 
 class _ColumnSettings(Settings):
-    text: str
+    text: str | None = None
     pair: str | None = None
-    label: str = "label"
+    label: str | None = None
 
 
 class FinetuneTaskSettings(Settings):
     """Settings of `finetune` in a suite; each seed tries all learning rates, and the valid score selects one."""
 
     task: TaskName = "classification"
-    columns: _ColumnSettings
+    columns: _ColumnSettings = _ColumnSettings()
     quoting: bool = True
     header: bool = True
     skip_incomplete: bool = False
@@ -88,12 +87,14 @@ class FinetuneTaskSettings(Settings):
     adam_beta2: Probability = 0.999
     adam_epsilon: float = Field(1e-8, gt=0)
     max_gradient_norm: float = Field(1.0, ge=0)
+    pooling: Pooling = "mean"
+    matryoshka: tuple[int, ...] = ()
 
 
 class Finetune:
     """Fine-tune with one seed and score: `valid/METRIC`, and `NAME/METRIC` where a third file is called NAME.
 
-    `baseline/valid/METRIC` and `baseline/NAME/METRIC` are the scores of the task's yardstick, which reads no text.
+    `baseline/valid/METRIC` and `baseline/NAME/METRIC` are the scores of the task's yardstick.
 
     A text is truncated to `max_length` tokens, or to the maximum of the model if that is less.
     """
@@ -105,7 +106,9 @@ class Finetune:
     def check(self, settings: Mapping[str, Any]) -> None:
         read, _ = _read(settings)
         columns, files = read.columns, read.files
-        choosing_metric(task_of_columns(read.task, columns.pair), read.metric)
+        task = task_of_columns(read.task, columns.pair)
+        choosing_metric(task, read.metric)
+        check_vectors(read, task)
         if read.skip_incomplete and read.quoting:
             raise UsageError(
                 "skip_incomplete=true needs quoting=false, because a quotation mark may enclose line breaks",
@@ -210,7 +213,19 @@ class ScoreMinimalPairs:
         return read_minimal_pairs(settings["files"]["pairs"]), given.precision
 
 
-BUILT_IN: dict[str, Function] = {"finetune": Finetune(), "minimal_pairs": ScoreMinimalPairs()}
+BUILT_IN: dict[str, Function] = {
+    "finetune": Finetune(),
+    "minimal_pairs": ScoreMinimalPairs(),
+    "retrieval": Retrieval(),
+    "sts": Sts(),
+}
+SCHEMAS: dict[str, type[Settings]] = {
+    "finetune": FinetuneTaskSettings,
+    "minimal_pairs": MinimalPairsTaskSettings,
+    "retrieval": RetrievalTaskSettings,
+    "sts": StsTaskSettings,
+}
+"""Settings of the built-in functions."""
 TASKS = Registry(
     where="the function {name!r} of the suite",
     import_fix="install its package, or correct the name; your module must be in this folder or on PYTHONPATH",
@@ -270,15 +285,8 @@ def _check_metrics(there: Sequence[str], wanted: Sequence[str], introduction: st
         )
 
 
-def own_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a task without those that the suite adds."""
-    return {name: value for name, value in settings.items() if name not in RESERVED}
-
-
 def _read(settings: Mapping[str, Any]) -> tuple[FinetuneSettings, str | None]:
     """Return the settings, with an empty model, and the name of the third file, which is scored beside `valid`."""
-    from trainer.finetuning.finetune_settings import FinetuneSettings
-
     given = validate_settings(FinetuneTaskSettings, own_settings(settings), "settings of finetune").model_dump()
     files: Mapping[str, Path] = settings["files"]
     others = [name for name in files if name not in _VALID_PARTS]

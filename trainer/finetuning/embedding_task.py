@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from data_prep.base.errors import UsageError
+from data_prep.base.logs import logger
 from trainer.finetuning.examples import Examples, text_of
 from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction, Outputs, Predictions, Task, num_longer
 from trainer.inference.preprocessor import Collator, Preprocessor, Row
@@ -22,6 +23,9 @@ from trainer.inference.preprocessor import Collator, Preprocessor, Row
 if TYPE_CHECKING:
     from trainer.finetuning.pair_model import PairModel
 
+LOG = logger(__name__)
+MOST_ALONE = 0.01
+"""Share of pairs that may be alone in a batch without a warning."""
 DEEPEST = 10
 """Ranks that nDCG and MRR read."""
 BLOCK = 1024
@@ -92,12 +96,8 @@ class EmbeddingTask(Task):
         for known, predictions in self._baselines:
             if known is examples:
                 return predictions
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
         columns = [list(examples.texts), list(examples.labels or []), *([examples.pairs] if examples.pairs else [])]
-        vectorizer = TfidfVectorizer(token_pattern=r"\w+|[^\w\s]")
-        vectorizer.fit([text for texts in columns for text in texts])
-        anchors, *others = (vectorizer.transform(texts) for texts in columns)
+        anchors, *others = words_in_common(columns)
         self._baselines.append((examples, ranked(anchors, others, examples)))
         return self._baselines[-1][1]
 
@@ -130,13 +130,54 @@ class PairCollator(Collator):
         parts = [name for name in PARTS if name in rows[0]]
         return {name: BatchEncoding(super(PairCollator, self).__call__([row[name] for row in rows])) for name in parts}
 
-    def training_batches(self, rows: Sequence[Row], batch_size: int, seed: int) -> Any:
-        """Return sentence-transformers' sampler, of which no batch has a text twice: it would be its own negative."""
+    def training_batches(self, rows: Sequence[Row], batch_size: int, epochs: int, seed: int) -> EvenEpochs:
+        """Return the batches of sentence-transformers' sampler, of which none has a text twice.
+
+        A text would be its own negative.
+        """
         import torch
         from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 
         texts = _Texts([row["texts"] for row in rows])
-        return NoDuplicatesBatchSampler(texts, batch_size, drop_last=False, generator=torch.Generator(), seed=seed)
+        sampler = NoDuplicatesBatchSampler(texts, batch_size, drop_last=False, generator=torch.Generator(), seed=seed)
+        batches = EvenEpochs(sampler, epochs)
+        num_alone = sum(len(batch) == 1 for batch in batches)
+        if len(texts.column_names) == 2 and num_alone > len(rows) * MOST_ALONE:
+            LOG.warning(
+                f"{num_alone:,} of {len(rows):,} pairs are alone in their batch, because their texts repeat; without "
+                "other pairs as negatives they teach nothing. Fix: remove repeated texts, or give --pair-column"
+            )
+        return batches
+
+
+class EvenEpochs:
+    """The batches of a sampler, equally many in every epoch: the Trainer fixes its steps before the first epoch.
+
+    Repeated texts make more batches, and not the same number in every epoch. An epoch with fewer batches than the one
+    with the most has its largest ones in halves, so that every epoch has all rows.
+    """
+
+    def __init__(self, sampler: Any, epochs: int) -> None:
+        self._epochs = []
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            self._epochs.append([list(batch) for batch in sampler])
+        most = max(map(len, self._epochs))
+        for batches in self._epochs:
+            while len(batches) < most:
+                place = max(range(len(batches)), key=lambda number: len(batches[number]))
+                batch = batches[place]
+                batches[place : place + 1] = batch[: len(batch) // 2], batch[len(batch) // 2 :]
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._epochs[0])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._epochs[self._epoch])
 
 
 class _Texts:
@@ -151,6 +192,15 @@ class _Texts:
 
     def __getitem__(self, number: int) -> dict[str, str]:
         return dict(zip(self.column_names, self._texts[number], strict=True))
+
+
+def words_in_common(columns: Sequence[Sequence[str]]) -> list[Any]:
+    """Return for each column sparse rows of length 1: the tf-idf of words, whose product is their cosine."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(token_pattern=r"\w+|[^\w\s]")
+    vectorizer.fit([text for texts in columns for text in texts])
+    return [vectorizer.transform(texts) for texts in columns]
 
 
 def gain(rank: int) -> float:

@@ -11,6 +11,7 @@ from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import validate_settings
 from trainer.config.registry_settings import check_names
 from trainer.config.run_settings import TrackingSettings
+from trainer.data.minimal_pairs import read_minimal_pairs
 from trainer.finetuning.examples import Columns
 from trainer.finetuning.tables import check_readable
 from trainer.finetuning.task_data import Files, read_task, task_of_columns
@@ -33,6 +34,8 @@ _OF_FITS = {
     "register": "--register",
     "alias": "--alias",
     "experiment": "--experiment",
+    "pooling": "--pooling",
+    "matryoshka": "--matryoshka",
 }
 """Settings of fits, which linear probes do not have, with their options."""
 Pooling = Literal["mean", "cls"]
@@ -118,8 +121,6 @@ class FinetuneSettings(FitSettings):
 
 def check_settings(settings: FinetuneSettings) -> None:
     """Check the arguments, the names and the files, before torch is imported and a model is loaded or downloaded.
-
-    Files of minimal pairs (`subject_number`) are checked when they are read.
     """
     if settings.layer is None and settings.task not in TASK_NAMES:
         probes = " (with --layer also length and subject_number)" if settings.task in PROBE_TASKS else ""
@@ -169,9 +170,11 @@ def check_settings(settings: FinetuneSettings) -> None:
     if settings.task not in PROBE_TASKS:
         task = task_of_columns(settings.task, settings.columns.pair)
         choosing_metric(task, settings.metric)
-        _check_vectors(settings, task)
+        check_vectors(settings, task)
     if settings.task == "subject_number":
         check_model_name(settings.model)
+        for path in settings.files.given.values():
+            read_minimal_pairs(path)
         return
     for path in settings.files.given.values():
         check_readable(path)
@@ -185,7 +188,7 @@ def check_settings(settings: FinetuneSettings) -> None:
 
 def _check_probes(settings: FinetuneSettings) -> None:
     """Check what only `layer` uses, and that nothing is given that it does not use."""
-    layer, without = settings.layer or "", ("multilabel_classification", "question_answering")
+    layer, without = settings.layer or "", ("multilabel_classification", "question_answering", "embedding")
     if layer not in (ALL_LAYERS, "norm") and not (layer.isascii() and layer.isdecimal()):
         raise UsageError(
             f"--layer {layer!r} is no layer",
@@ -209,7 +212,7 @@ def _check_probes(settings: FinetuneSettings) -> None:
             )
 
 
-def _check_vectors(settings: FinetuneSettings, task: Task) -> None:
+def check_vectors(settings: FinetuneSettings, task: Task) -> None:
     """Check what only the task `embedding` has, and what it lacks."""
     if settings.pooling not in POOLINGS:
         raise UsageError(

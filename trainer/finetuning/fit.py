@@ -119,7 +119,7 @@ def fit(
             callbacks=[history, *early_stopping],
         )
         trainer.score = score
-        trainer.batches = collate.training_batches(rows, settings.batch_size, seed)
+        trainer.batches = collate.training_batches(rows, settings.batch_size, settings.epochs, seed)
         trainer.remove_callback(PrinterCallback)
         try:
             trainer.train()

@@ -28,6 +28,7 @@ from sklearn.preprocessing import StandardScaler
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted, duration
 from data_prep.storage import storage
+from data_prep.text.cleaning import replace_surrogates
 from trainer.data.minimal_pairs import read_minimal_pairs, subject_number
 from trainer.finetuning.examples import Columns, Examples, read_examples, text_of
 from trainer.finetuning.finetune_settings import ALL_LAYERS, FinetuneSettings
@@ -171,6 +172,7 @@ def run_probes(plan: ProbePlan, log: Callable[[str], None]) -> ProbeResult:
     log(f"features stored in {duration(time.perf_counter() - started_at)}\n")
     baseline = data.reported_baseline
     fewest = f"; mean ± standard deviation over {settings.seeds} seeds" if settings.seeds > 1 else ""
+    fewest += f"; each fitted on {TRAIN_SHARE:.0%} of the training examples"
     log(f"{plan.metric} of linear probes on {data.scored_on}{fewest}")
     log(_row("layer", (plan.metric, "control", "selectivity", "regularization")))
     probes: dict[str, tuple[Probe, ...]] = {}
@@ -180,12 +182,15 @@ def run_probes(plan: ProbePlan, log: Callable[[str], None]) -> ProbeResult:
         log(_row(_shown(name), _cells(probes[name], plan.metric)))
     log(_row(data.task.baseline_name, (figure(baseline[plan.metric]),)))
     log(f"{data.task.baseline_name}: {data.task.yardstick(data.train_labels)[1]}")
-    log("control: the same probe for labels that each text, pair or word gets at random; selectivity: the difference")
+    log(
+        "control: the same probe for labels that each text, pair or word gets at random, the same one wherever it is "
+        "repeated; selectivity: the difference, which says most where test repeats what is in train, as words do"
+    )
     result = ProbeResult(plan.metric, probes, baseline)
     if odd := [_shown(name) for name, some in probes.items() if not all(probe.converged for probe in some)]:
         log(f"warning: fits of layers {', '.join(odd)} ended after {MOST_ITERATIONS} iterations, before convergence")
-    storage.write_bytes(output / "probes.png", _picture(plan, result))
     storage.write_bytes(output / "probes.json", (json.dumps(_content(plan, result), indent=1) + "\n").encode())
+    storage.write_bytes(output / "probes.png", _picture(plan, result))
     log(f"\ntable: {output / 'probes.json'}\nplot: {output / 'probes.png'}")
     return result
 
@@ -244,8 +249,9 @@ def _units(data: TaskData, part: Part) -> Units:
 def _segments(preprocessor: Preprocessor, examples: Examples) -> list[list[list[int]]]:
     """Return for each pair the positions of both texts in its row, without special tokens."""
     cut = {"truncation": "longest_first", "max_length": preprocessor.max_length}
+    texts, others = ([*map(replace_surrogates, each)] for each in (examples.texts, examples.pairs or ()))
     with quiet_transformers():
-        encoded = preprocessor.tokenizer(examples.texts, examples.pairs, **cut)
+        encoded = preprocessor.tokenizer(texts, others, **cut)
     found = []
     for number in range(len(examples)):
         of_text = encoded.sequence_ids(number)  # None for special tokens

@@ -55,7 +55,7 @@ def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bo
         if not text.strip():
             raise UsageError(f"{path} is empty", fix="give a table", code="no-examples")
         if path.suffix == ".jsonl":  # pandas would read "2020", which can be a class name, as a date or a number
-            return pandas.DataFrame(list(_objects(text, path)), dtype=object)
+            return pandas.DataFrame(list(json_objects(text.split("\n"), path)), dtype=object)
         if path.suffix in READERS:
             return READERS[path.suffix](text)
         separator = SEPARATORS[path.suffix]
@@ -240,8 +240,14 @@ def _utf8_text(path: Path) -> str:
         ) from None
 
 
-def _objects(text: str, path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON object of every line that is not empty."""
+def json_objects(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON object of every line that is not empty.
+
+    Lines end at line feeds alone: other line separators can be part of a string.
+
+    Raises:
+        UserError: a line is no object, or names a field twice.
+    """
 
     def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
@@ -249,7 +255,7 @@ def _objects(text: str, path: Path) -> Iterator[dict[str, Any]]:
             raise ValueError(f"it names {_repeated(name for name, _ in pairs)[0]!r} twice")
         return values
 
-    for number, line in enumerate(text.split("\n"), start=1):  # other line separators can be part of a string
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:

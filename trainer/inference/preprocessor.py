@@ -113,7 +113,7 @@ class Collator:
                 batch[name] = torch.tensor(values)
         return batch
 
-    def training_batches(self, rows: Sequence[Row], batch_size: int, seed: int) -> Any:
+    def training_batches(self, rows: Sequence[Row], batch_size: int, epochs: int, seed: int) -> Any:
         """Return a sampler of batches of row numbers for training; None for that of transformers' Trainer."""
         return None
 

@@ -80,6 +80,8 @@ def memory_per_rank(
 
     - weights: b N, stage 3: / W
     - gradients (accumulated in fp32): 4 N, stages 2 and 3: / W
+    - gradient_copy: 4 N / W from stage 1, where DeepSpeed's step lays a rank's gradients out in one tensor (measured on
+      the CPU; none at stage 1 in bf16, where they already are)
     - master_weights (fp32): 4 N / W from stage 1; at stage 0 4 N, and none in fp32
     - optimizer (two fp32 moments): 8 N, from stage 1: / W
     - activations: the sum of `activation_bytes`
@@ -90,11 +92,13 @@ def memory_per_rank(
     number_bytes = dtype.itemsize
     state_ranks, gradient_ranks, weight_ranks = (world_size if zero_stage >= first else 1 for first in (1, 2, 3))
     keeps_master = zero_stage >= 1 or precision != "fp32"
+    copies_gradients = zero_stage >= 2 or (zero_stage == 1 and precision != "bf16")
     activations = activation_bytes(config, micro_batch_tokens, number_bytes, activation_checkpointing)
     predictions = num_predictions(micro_batch_tokens, sequence_length, mlm_probability)
     return {
         "weights": math.ceil(number_bytes * total / weight_ranks),
         "gradients": math.ceil(4 * total / gradient_ranks),
+        "gradient_copy": math.ceil(4 * total / state_ranks) if copies_gradients else 0,
         "master_weights": math.ceil(4 * total / state_ranks) if keeps_master else 0,
         "optimizer": math.ceil(8 * total / state_ranks),
         "activations": sum(activations.values()),

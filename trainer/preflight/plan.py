@@ -37,7 +37,7 @@ from trainer.objectives.pretraining import PretrainingModel, num_parameters, par
 from trainer.tracking.status import read_status
 
 GIB = 1 << 30
-TENSORS_ONLY = "tensors only; add about 0.7 GiB for the process"
+TENSORS_ONLY = "tensors only; add about 0.9 GiB for the process"
 ZERO_STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 NOTABLE_MEMORY = 0.9
 """Share of a device's memory: the estimate has neither buffers of NCCL nor gaps of the allocator."""
@@ -215,7 +215,7 @@ class PlannedRun:
     def on_device(self, parts: dict[str, int]) -> dict[str, int]:
         """Return the parts of a rank's memory that its device has; the optimizer may be offloaded from a GPU."""
         is_offloaded = self.config.zero.offload_optimizer and self.device_type == "cuda"
-        offloaded = ("optimizer", "master_weights") if is_offloaded else ()
+        offloaded = ("optimizer", "master_weights", "gradient_copy") if is_offloaded else ()
         return {name: size for name, size in parts.items() if name not in offloaded}
 
     def settings_that_fit(self, limit: float) -> str | None:

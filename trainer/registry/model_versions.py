@@ -21,6 +21,7 @@ from trainer.config.comparability import FACTS_PREFIX, digest_of
 from trainer.config.promotion import Condition, Decision, aliases_of, different_evaluations, judge
 from trainer.config.registry_settings import PREVIOUS, check_promoted
 from trainer.inference.pulled_model import TAG_PREFIX
+from trainer.registry.registered_card import with_alias
 from trainer.registry.registration import is_later_step, point_alias
 from trainer.tracking.mlflow_server import describe_servers, registry_client, resolve_tracking_uri
 
@@ -182,7 +183,7 @@ def promote(
             )
         # Aliases are moved last, and `alias` after `previous`: if the server is lost here, users see the old version.
         if card := client.get_model_version(name, version).description:
-            client.update_registered_model(name, card)
+            client.update_registered_model(name, with_alias(card, name, version, alias))
         if holder is not None and holder.version != candidate.version:
             point_alias(client, name, PREVIOUS, str(holder.version))
         point_alias(client, name, alias, version)

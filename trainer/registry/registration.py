@@ -34,9 +34,10 @@ from trainer.inference.pulled_model import (
     find_model,
     hugging_face_folder,
 )
-from trainer.model.model_folder import FILES_SHA256, check_registrable, folder_digest, read_card, read_provenance
+from trainer.model.model_folder import FILES_SHA256, check_registrable, folder_digest, read_provenance
 from trainer.model.pretrained import is_used_as_written
 from trainer.model.quiet_transformers import quiet_transformers
+from trainer.registry.registered_card import registered_card, with_alias
 from trainer.registry.served_model import ServedModel, load_served
 from trainer.tracking.experiments import find_or_create_experiment
 from trainer.tracking.mlflow_server import flat_text, registry_client, registry_of, resolve_tracking_uri, short
@@ -60,7 +61,6 @@ OWN_FOLDER = "model"
 ROWS_MODULE = "clozeworks_served_rows"
 """Module name of the copy of `served_rows.py` in a model, which must differ from the modules of other models."""
 REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors")
-MAX_DESCRIPTION_LENGTH = 5000
 
 
 @dataclass(frozen=True)
@@ -122,22 +122,25 @@ def register(
         run = _training_run(client, run_id or provenance.get("mlflow_run_id"), required=run_id is not None)
         experiment_id = run.info.experiment_id if run else find_or_create_experiment(client, DEFAULT_EXPERIMENT)
         run_id = run.info.run_id if run else None
-        card = _description(folder)
         earlier = _versions_of(client, name, _is_of_checkpoint(all_tags)) if once else []
         if earlier:
             version = earlier[0]
-            _read_back(client, name, version, folder, uri, is_new=False)
+            served = _read_back(client, name, version, folder, uri, is_new=False)
         else:
             logged = client.create_logged_model(experiment_id, name.replace(".", "-"), run_id, tags=all_tags)
             with _removed_if_it_fails(client, logged, name, uri):
                 _upload(client, logged, folder, name)
                 client.finalize_logged_model(logged.model_id, "READY")
-                version = _create_version(client, name, logged, all_tags, card)
-                _read_back(client, name, version, folder, uri, is_new=True)
+                version = _create_version(client, name, logged, all_tags)
+                served = _read_back(client, name, version, folder, uri, is_new=True)
+        card = registered_card(folder, name, version, served)
+        client.update_model_version(name, version, card)
         if once and alias and _is_on_later_step(client, name, alias, all_tags):
             alias = None
         if alias:
             point_alias(client, name, alias, version)
+            client.update_registered_model(name, with_alias(card, name, version, alias))
+        elif not earlier and version == "1":
             client.update_registered_model(name, card)
     registry = registry_of(uri)
     shown = storage.hide_secrets(registry) if registry != uri else None
@@ -298,11 +301,11 @@ def _public_version(library: str) -> str:
     return metadata.version(library).partition("+")[0]
 
 
-def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: dict[str, str], description: str) -> str:
+def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: dict[str, str]) -> str:
     from mlflow.exceptions import MlflowException
 
     try:
-        client.create_registered_model(name, description=description)
+        client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
@@ -314,7 +317,6 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: d
             f"models:/{model.model_id}",
             model.source_run_id,
             tags=tags,
-            description=description,
             model_id=model.model_id,
         )
         created_version = [str(created.version)]  # some servers list it below with another source
@@ -344,7 +346,7 @@ def _is_of_checkpoint(tags: Mapping[str, str]) -> Callable[[ModelVersion], bool]
     return lambda version: WEIGHTS_TAG in tags and all(version.tags.get(name) == wanted[name] for name in wanted)
 
 
-def _read_back(client: MlflowClient, name: str, version: str, folder: Path, uri: str, is_new: bool) -> None:
+def _read_back(client: MlflowClient, name: str, version: str, folder: Path, uri: str, is_new: bool) -> ServedModel:
     """Load the version as a folder and through MLflow, and run its example; remove a new version that fails."""
     import mlflow.transformers
     from mlflow.artifacts import download_artifacts
@@ -366,6 +368,7 @@ def _read_back(client: MlflowClient, name: str, version: str, folder: Path, uri:
                 settings = Model.load(str(model)).flavors.get("python_function", {}).get("config") or {}
                 if "folder" in settings:  # not in versions of earlier releases
                     served_rows._load_pyfunc(str(model), settings).predict([served.example])  # no code from there
+            return served
     except Exception as error:
         if is_new:
             client.delete_model_version(name, version)
@@ -376,15 +379,6 @@ def _read_back(client: MlflowClient, name: str, version: str, folder: Path, uri:
             fix="run the same command again",
             code="registration-failed",
         ) from error
-
-
-def _description(folder: Path) -> str:
-    """Return the model card as the description of a version, truncated to the registry's limit."""
-    card = read_card(folder)
-    if len(card) <= MAX_DESCRIPTION_LENGTH:
-        return card
-    ending = f"\n\n(the card is longer; all of it is {EXPORT_FOLDER}/README.md of the version)"
-    return card[: MAX_DESCRIPTION_LENGTH - len(ending)] + ending
 
 
 def _training_run(client: MlflowClient, run_id: str | None, required: bool) -> Run | None:

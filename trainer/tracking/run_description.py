@@ -6,6 +6,8 @@ git, or in a repository that does not track it (an environment inside a project 
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import json
 import os
 import platform
@@ -35,6 +37,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = ("configs", "data_prep", "trainer", "launch")
 MAX_CHARACTERS = 1 << 20
 _TIMEOUT_SECONDS = 10
+_SOURCE = {"mlflow.source.name": "launch/pretrain.py", "mlflow.source.type": "LOCAL"}
 _DIFF = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD")
 
 # What a developer writes into a source: a literal under a secret's name, and tokens with a known form.
@@ -81,7 +84,24 @@ def describe_run(
     tags |= {ADOPTED_TAG: "; ".join(adopted)} if adopted else {}
     tags |= {TEACHERS_TAG: ",".join(teachers)} if teachers else {}
     revision = git_revision()
-    tracker.log_tags(tags | ({GIT_TAG: revision} if revision else {}))
+    tags |= {GIT_TAG: revision, "mlflow.source.git.commit": revision.partition("-")[0]} if revision else {}
+    tracker.log_tags(tags | shown_by_mlflow(config, shard_sets))
+
+
+def shown_by_mlflow(config: RunConfig, shard_sets: Sequence[ShardSet]) -> dict[str, str]:
+    """Return the tags that MLflow's own pages show as description, user and source of a run; no local paths."""
+    tokens = sum(shard_set.manifest.train.tokens for shard_set in shard_sets)
+    names = ", ".join(f"`{data_set_input(each.url, each.manifest).name}`" for each in shard_sets)
+    model, objectives = config.model, ", ".join(f"`{each.name}`" for each in config.all_objectives)
+    description = (
+        f"A {model.family} encoder, {model.num_hidden_layers} layers of {model.hidden_size}, trained by {objectives} "
+        f"for {config.max_steps:,} steps on {names} ({tokens:,} train tokens).\n\n"
+        "Look at `valid/*` first: scores on held-out documents. Without context, `valid/mlm_loss` (in nats) cannot "
+        f"fall below the parameter `{ENTROPY_PARAM}`. `train/*` is of the batches, with dropout and changing masks."
+    )
+    with contextlib.suppress(OSError, KeyError, ImportError):  # a container's user may have no name
+        return {"mlflow.note.content": description, "mlflow.user": getpass.getuser(), **_SOURCE}
+    return {"mlflow.note.content": description, **_SOURCE}
 
 
 def manifest_summary(url: str, manifest: Manifest) -> dict[str, Any]:

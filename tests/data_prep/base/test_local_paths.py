@@ -66,7 +66,23 @@ def test_paths_of_a_preparation_and_of_a_suite_begin_at_home(home: str, tmp_path
 
 NO_PATHS = {
     *("A,B,...", "A:B", "A:B[,C:D]", "ADDRESS", "ALIAS", "CLAIM:PATH", "CONDITION", "DIGEST", "I/N", "ID", "K", "M"),
-    *("MEAN", "N", "NAME", "NAME=VALUE", "N[,N]", "PORT", "RATE", "S", "SECONDS", "STEP", "TASK", "TEXT", "TOKENS"),
+    *(
+        "MEAN",
+        "N",
+        "NAME",
+        "NAME=VALUE",
+        "N[,N]",
+        "N,N,...",
+        "OWNER/NAME",
+        "PORT",
+        "RATE",
+        "S",
+        "SECONDS",
+        "STEP",
+        "TASK",
+        "TEXT",
+        "TOKENS",
+    ),
     *(
         "URL",
         "WORD",

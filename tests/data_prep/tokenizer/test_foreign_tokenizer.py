@@ -25,7 +25,7 @@ from data_prep.tokenizer.foreign_files import fingerprint_of
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from tests.support.living_data_sets import problems_of, records_of
-from tests.support.preparations import prepared, read_texts
+from tests.support.preparations import prepared, read_texts, trained
 from tests.support.work_units import encoded
 
 RAW = (
@@ -212,6 +212,23 @@ def test_a_tokenizer_that_cannot_serve_is_refused_with_the_reason(texts, tmp_pat
     damage(path)
     with pytest.raises(UserError, match=said):
         Tokenizer.load(path)
+
+
+def test_a_tokenizer_made_here_is_read_by_its_published_files_alone(texts, tmp_path):
+    """As transformers saves an export again, or beside the weights of Llama 2 with a tokenizer.model."""
+    own = trained([*texts, "\u6cb3\u6d41"], tmp_path / "own", vocab_size=600, byte_fallback=True)
+    for name, others in (("again", ()), ("model", ("config.json", "tokenizer.model"))):
+        (tmp_path / name).mkdir()
+        for file in ("tokenizer.json", "tokenizer_config.json", *others):
+            source = own.folder / file
+            (tmp_path / name / file).write_bytes(source.read_bytes() if source.is_file() else b"{}")
+        again = Tokenizer.load(tmp_path / name)
+        assert again.info.kind == "hugging_face"
+        assert [again.bytes_of([number]) for number in range(600)] == [own.bytes_of([number]) for number in range(600)]
+        assert again.byte_lengths.tolist() == own.byte_lengths.tolist()
+        text = "The old river, \u6c34\u6e90."  # characters that are no pieces
+        assert again.encode_text(text).tolist() == own.encode_text(text).tolist()
+        assert again.decode(again.encode_text(text)) == f" {text}"
 
 
 def test_a_folder_with_only_a_vocabulary_is_refused(tmp_path):

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from data_prep import Tokenizer
 from data_prep.base.errors import UsageError, UserError
+from data_prep.tokenizer.foreign_tokenizer import is_written_again
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS, write_decoder
 from tests.support.preparations import trained
@@ -35,6 +36,7 @@ from trainer.config.objective_settings import objectives_of
 from trainer.data.batch import Batch
 from trainer.inference.pulled_model import pull
 from trainer.model.hugging_face import family_in_transformers, hugging_face_config, to_hugging_face
+from trainer.model.pretrained import load_tokenizer
 from trainer.objectives.pretraining import PretrainingModel
 
 LENGTH = 20
@@ -507,6 +509,43 @@ def test_rows_of_no_token_are_named_where_no_bias_shuts_them(tokenizers, same, t
     assert said in line and said in found.adopted[0] and FOLLOWS_COUNTS not in line
     small = config.model_copy(update={"pad_vocab_size_to_multiple_of": 1})
     assert "softmax" not in str(look_at_initial_weights(small, str(folder), lambda: folder, wanted))
+
+
+def saved_again(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+    """As a user's `AutoTokenizer.from_pretrained(...).save_pretrained(...)` leaves it."""
+    load_tokenizer(tokenizer.folder).save_pretrained(folder)
+    assert not (folder / "tokenizer_info.json").exists() and not (folder / "tokenizer.model").exists()
+    return Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize("old", ["wordpiece", "byte level", "sentencepiece", "roberta", "xlm-roberta"])
+@pytest.mark.parametrize("new", ["wordpiece", "byte level", "sentencepiece"])
+def test_a_tokenizer_saved_again_by_transformers_gives_the_same_rows(tokenizers, old, new, tmp_path):
+    """Without tokenizer_info.json; bytes of byte fallback are bytes there too."""
+    before = tokenizers.get(old) or Tokenizer.load(WRITERS[old](tmp_path / "made", TEXTS, vocab_size=420))
+    again = saved_again(before, tmp_path / "again")
+    found, expected = token_map(again, tokenizers[new]), token_map(before, tokenizers[new])
+    assert found.describe() == expected.describe()
+    assert found.copied.tolist() == expected.copied.tolist() and found.averaged == expected.averaged
+    same = token_map(again, before)
+    assert same.copied.tolist() == list(range(before.vocab_size)) and not same.random
+
+
+def test_an_export_saved_again_is_the_export(tokenizers, tmp_path):
+    """Its ids are those of the shards, so nothing needs to be adopted; another tokenizer is still refused."""
+    own = tokenizers["sentencepiece"]
+    theirs = model_of(SMALL["bert"].model_copy(update={"vocab_size": own.vocab_size}))
+    folder = written(theirs, tmp_path)
+    again = saved_again(own, folder)
+    assert again.fingerprint != own.fingerprint and is_written_again(again, own) and is_written_again(own, again)
+    for adopt, said in (((), ()), (("tokenizer",), ("tokenizer: nothing differs",))):
+        ours = model_of(theirs.config, seed=5)
+        assert load(ours, folder, *adopt, tokenizer=own).adopted == said
+        assert all(torch.equal(weight, weights_of(theirs)[name]) for name, weight in weights_of(ours).items())
+    other = trained([*TEXTS, "letters of another alphabet"], tmp_path / "other", vocab_size=400)
+    assert not is_written_again(again, other) and not is_written_again(again, again)
+    with pytest.raises(UserError, check=coded("other-tokenizer")):
+        load(ours, folder, tokenizer=other)
 
 
 def test_rows_that_only_pad_there_are_dropped_with_the_same_tokenizer(tokenizers, tmp_path):

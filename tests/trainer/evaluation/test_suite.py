@@ -125,7 +125,7 @@ def test_a_wrong_suite_is_refused(tmp_path: Path, task: dict[str, Any], code: st
         ({"function": "minimal_pairs"}, "invalid-task-files"),
         ({"function": "minimal_pairs", "files": {"pairs": "text.txt"}}, "invalid-minimal-pair"),
         ({"function": "finetune", "settings": {"columns": {"text": "a"}}}, "invalid-task-files"),
-        ({"function": "finetune", "settings": {"column": 1}}, "missing-setting"),
+        ({"function": "finetune", "settings": {"column": 1}}, "unknown-setting"),
     ],
 )
 def test_a_task_is_checked_before_a_model_is_opened(

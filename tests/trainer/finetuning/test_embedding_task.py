@@ -13,18 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from data_prep.base.errors import UsageError, UserError
 from tests.support import fork_server
 from tests.support.error_codes import coded
-from trainer.finetuning.embedding_task import EmbeddingTask, gain, ranked
+from tests.support.toy_run import tiny_config
+from trainer.finetuning.embedding_task import EmbeddingTask, EvenEpochs, PairCollator, gain, ranked
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Best, make_model, prepare, run_variant
 from trainer.finetuning.experiment_runs import ExperimentRuns
 from trainer.finetuning.finetune import finetune
 from trainer.finetuning.finetune_settings import FinetuneSettings, check_settings
 from trainer.finetuning.fitted_model import FittedModel
+from trainer.hf_export import export
+from trainer.hf_export.export_source import ExportSource
+from trainer.hf_export.model_card import TrainingFacts
 from trainer.inference.embedding import Embedder
 
 WORDS = "cat dog house garden mat day".split()
@@ -99,7 +104,7 @@ def test_no_batch_has_a_text_twice_and_epochs_differ(tiny_hugging_face: Path, pa
     experiment = prepare(settings(tiny_hugging_face, pairs))
     rows = experiment.data.parts["train"].encoded.rows
     assert len({row["texts"][0] for row in rows}) < len(rows), "else nothing is tested"
-    sampler = experiment.collate.training_batches(rows, 16, seed=0)
+    sampler = experiment.collate.training_batches(rows, 16, epochs=2, seed=0)
     epochs = []
     for epoch in range(2):
         sampler.set_epoch(epoch)
@@ -109,6 +114,66 @@ def test_no_batch_has_a_text_twice_and_epochs_differ(tiny_hugging_face: Path, pa
             assert len(texts) == len(set(texts))
         assert sorted(number for batch in epochs[-1] for number in batch)[: len(rows)] == list(range(len(rows)))
     assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_a_fit_reads_every_pair_in_every_epoch(
+    tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeats: int
+) -> None:
+    """Anchors that repeat make more batches than the Trainer counts rows for, and not as many in every epoch."""
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"anchor": f"cat {number // repeats}", "positive": f"dog {number}"} for number in range(26)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    other = tmp_path / "other.jsonl"
+    other.write_text(path.read_text().replace("dog", "day"))
+    experiment = prepare(settings(tiny_hugging_face, path, valid=other, epochs=6, batch_size=8))
+    read: list[tuple[str, ...]] = []
+    original = PairCollator.__call__
+
+    def noted(self: PairCollator, rows: Any) -> Any:
+        read.extend(tuple(row["texts"]) for row in rows if row["texts"][1].startswith("dog"))
+        return original(self, rows)
+
+    monkeypatch.setattr(PairCollator, "__call__", noted)
+    batches = experiment.collate.training_batches(experiment.data.parts["train"].encoded.rows, 8, epochs=6, seed=0)
+    numbers = []
+    for epoch in range(6):
+        batches.set_epoch(epoch)
+        numbers.append(list(batches))
+        assert all(0 < len(batch) <= 8 for batch in numbers[-1])
+    assert len({len(some) for some in numbers}) == 1
+    run_variant(experiment, "full", ExperimentRuns(None, tmp_path).child, lambda model, fit: None)
+    pairs = sorted((row["anchor"], row["positive"]) for row in rows)
+    assert len(read) == 6 * len(rows)
+    for epoch in range(6):
+        assert sorted(read[epoch * len(rows) : (epoch + 1) * len(rows)]) == pairs
+
+
+def test_an_epoch_with_fewer_batches_has_its_largest_ones_in_halves() -> None:
+    class Sampler:
+        def set_epoch(self, epoch: int) -> None:
+            self.batches = [[[0, 1, 2], [3, 4]], [[4], [3, 2], [1, 0]], [[0, 1, 2, 3, 4]]][epoch]
+
+        def __iter__(self) -> Any:
+            return iter(self.batches)
+
+    batches = EvenEpochs(Sampler(), 3)
+    found = []
+    for epoch in range(3):
+        batches.set_epoch(epoch)
+        found.append(list(batches))
+    assert found == [[[0], [1, 2], [3, 4]], [[4], [3, 2], [1, 0]], [[0, 1], [2], [3, 4]]] and len(batches) == 3
+
+
+def test_pairs_that_are_alone_in_their_batch_are_named(
+    tiny_hugging_face: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"anchor": "cat", "positive": f"dog {number}"} for number in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    experiment = prepare(settings(tiny_hugging_face, path, valid=path))
+    experiment.collate.training_batches(experiment.data.parts["train"].encoded.rows, 8, epochs=1, seed=0)
+    assert "20 of 20 pairs are alone" in caplog.text
 
 
 def test_ranks_are_those_of_a_plain_search() -> None:
@@ -164,6 +229,29 @@ def test_the_folder_gives_the_vectors_of_embed_without_this_project(
     with pytest.raises(UsageError, match="vectors") as caught:
         FittedModel.load(result.folder)
     assert "clozeworks embed" in str(caught.value.fix)
+
+
+@pytest.mark.long
+def test_a_eurobert_is_fitted_and_registered(tiny_eurobert: Path, pairs: Path, tmp_path: Path, database: str) -> None:
+    result = finetune(
+        tiny_eurobert, pairs, task="embedding", output=tmp_path / "out", seeds=1, learning_rates=[1e-2], epochs=1,
+        batch_size=16, max_length=12, register="vectors", alias="champion", tracking_uri=database,
+    )  # fmt: skip
+    plain = SentenceTransformer(str(result.folder), device="cpu")
+    vectors = Embedder("models:/vectors@champion", tracking_uri=database)(TEXTS[:3])
+    np.testing.assert_allclose(plain.encode(TEXTS[:3]), vectors, atol=1e-5)
+    assert np.abs(vectors - Embedder(tiny_eurobert)(TEXTS[:3])).max() > 1e-3, "the fit changed it"
+
+
+def test_an_encoder_that_no_class_of_transformers_computes_is_refused(
+    pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config("runs/one", model={"family": "custom", "norm": "rmsnorm", "position_embedding": "sinusoidal"})
+    source = ExportSource(config, {}, tmp_path, TrainingFacts())
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    monkeypatch.setattr(export, "read_source", lambda checkpoint: source)
+    with pytest.raises(UserError, check=coded("not-in-transformers")):
+        prepare(settings(tmp_path / "run", pairs))
 
 
 def test_a_fit_learns_and_repeats(tiny_hugging_face: Path, pairs: Path) -> None:

@@ -118,11 +118,17 @@ def memory(zero_stage: int, world_size: int = 8, **options) -> dict[str, int]:
 
 
 def test_each_stage_divides_one_part_more():
-    parts = ("weights", "gradients", "master_weights", "optimizer")
+    parts = ("weights", "gradients", "gradient_copy", "master_weights", "optimizer")
     per_parameter = {
         zero_stage: [round(memory(zero_stage)[part] * 8 / NUM_PARAMETERS) for part in parts] for zero_stage in range(4)
     }
-    assert per_parameter == {0: [16, 32, 32, 64], 1: [16, 32, 4, 8], 2: [16, 4, 4, 8], 3: [2, 4, 4, 8]}
+    assert per_parameter == {
+        0: [16, 32, 0, 32, 64],
+        1: [16, 32, 0, 4, 8],
+        2: [16, 4, 4, 4, 8],
+        3: [2, 4, 4, 4, 8],
+    }
+    assert round(memory(1, precision="fp32")["gradient_copy"] * 8 / NUM_PARAMETERS) == 4
 
 
 def test_one_rank_divides_nothing_and_fp32_at_stage_0_has_no_master_weights():

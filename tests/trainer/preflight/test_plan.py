@@ -29,7 +29,7 @@ def test_the_micro_batches_of_presets_fill_a_card_of_80_gb(preset: str, pairs: s
     config = load_config(preset, [f"data.sentence_pairs={pairs}"])
     for stage in config.stages:
         parts = planned(config, 1).memory_in_stage(stage)
-        assert {"optimizer", "logits", "activations"} <= parts.keys() and min(parts.values()) > 0
+        assert {"optimizer", "logits", "activations"} <= {name for name, size in parts.items() if size > 0}
         sequences = 2 * SEQUENCES_PER_ROW * stage.micro_batch_tokens // stage.sequence_length
         scratch = 4 * (stage.micro_batch_tokens + 128 * sequences) * config.model.hidden_size
         assert sum(parts.values()) + scratch <= 0.85 * 80e9

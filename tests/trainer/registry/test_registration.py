@@ -342,13 +342,13 @@ def test_aliases_that_mlflow_refuses_are_refused_before_any_work(alias: str) -> 
 def test_a_server_that_calls_a_versions_source_otherwise_is_believed() -> None:
     other = SimpleNamespace(version=3, source="dbfs:/elsewhere")
     client: Any = SimpleNamespace(
-        create_registered_model=lambda name, description: None,
+        create_registered_model=lambda name: None,
         create_model_version=lambda *given, **named: other,
         search_model_versions=lambda query: [other],
         delete_model_version=lambda name, version: pytest.fail("it takes a version away"),
     )
     model: Any = SimpleNamespace(model_id="m-1", source_run_id=None)
-    assert registration._create_version(client, "birds", model, {}, "") == "3"
+    assert registration._create_version(client, "birds", model, {}) == "3"
 
 
 def test_a_version_that_the_server_refuses_is_that_servers_error() -> None:
@@ -356,13 +356,13 @@ def test_a_version_that_the_server_refuses_is_that_servers_error() -> None:
         raise MlflowException("no room")
 
     client: Any = SimpleNamespace(
-        create_registered_model=lambda name, description: None,
+        create_registered_model=lambda name: None,
         create_model_version=refuse,
         search_model_versions=lambda query: [],
     )
     model: Any = SimpleNamespace(model_id="m-1", source_run_id=None)
     with pytest.raises(MlflowException, match="no room"):
-        registration._create_version(client, "birds", model, {}, "")
+        registration._create_version(client, "birds", model, {})
 
 
 STRANGE_FILES = {

@@ -18,6 +18,8 @@ from data_prep import open_dataset
 from data_prep.dataset.manifest import list_versions
 from data_prep.dataset.versions import publish
 from data_prep.storage import storage
+from trainer.config.run_config import load_config
+from trainer.data.shard_set import open_shard_set
 from trainer.tracking import run_description
 from trainer.tracking.run_description import (
     all_lineages,
@@ -27,6 +29,7 @@ from trainer.tracking.run_description import (
     installed_packages,
     lineage,
     manifest_summary,
+    shown_by_mlflow,
     source_text,
 )
 
@@ -45,6 +48,20 @@ def test_the_input_is_named_by_its_folder_and_the_manifests_digest(small_shards:
     found = data_set_input("s3://me:pass1word@bucket/birds/", manifest)
     assert (found.name, found.digest) == ("birds", manifest.digest)
     assert "pass1word" not in found.model_dump_json()
+
+
+def test_mlflow_shows_what_the_run_is_who_began_it_and_from_which_source(
+    small_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config("tiny_cpu", [f"data.shards={small_shards}", "training.max_steps=1200"])
+    monkeypatch.setenv("LOGNAME", "robin")
+    tags = shown_by_mlflow(config, [open_shard_set(str(small_shards))])
+    description = tags["mlflow.note.content"]
+    assert tags["mlflow.user"] == "robin" and tags["mlflow.source.name"] == "launch/pretrain.py"
+    assert "1,200 steps" in description and "`masked_lm`" in description and "`valid/mlm_loss`" in description
+    assert f"on `{small_shards.name}`" in description and str(small_shards.parent) not in str(tags)
+    monkeypatch.setattr(run_description.getpass, "getuser", lambda: {}["a user without a name"])
+    assert "mlflow.user" not in shown_by_mlflow(config, [])
 
 
 def test_a_version_descends_from_those_before_it(small_shards: Path, tmp_path: Path) -> None:
