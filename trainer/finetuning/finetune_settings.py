@@ -120,8 +120,7 @@ class FinetuneSettings(FitSettings):
 
 
 def check_settings(settings: FinetuneSettings) -> None:
-    """Check the arguments, the names and the files, before torch is imported and a model is loaded or downloaded.
-    """
+    """Check the arguments, the names and the files, before torch is imported and a model is loaded or downloaded."""
     if settings.layer is None and settings.task not in TASK_NAMES:
         probes = " (with --layer also length and subject_number)" if settings.task in PROBE_TASKS else ""
         raise UsageError(

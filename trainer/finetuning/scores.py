@@ -29,8 +29,10 @@ def figure_of_seeds(values: Sequence[float]) -> str:
     if len(values) < 2:
         return mean
     spread = stdev(values)
-    return f"{mean} ± {spread:.4f}" if figure(spread) == "0.0000" or spread < 1e-3 <= abs(fmean(values)) else (
-        f"{mean} ± {figure(spread)}"
+    return (
+        f"{mean} ± {spread:.4f}"
+        if figure(spread) == "0.0000" or spread < 1e-3 <= abs(fmean(values))
+        else (f"{mean} ± {figure(spread)}")
     )
 
 
