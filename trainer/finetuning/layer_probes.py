@@ -152,8 +152,9 @@ def read_probe_task(settings: FinetuneSettings, preprocessor: Preprocessor) -> t
 
 def length_classes(lengths: Sequence[int]) -> Callable[[int], str]:
     """Return a function of a length that returns its class, such as "8 to 10"; each has about as many of `lengths`."""
-    cuts = np.quantile(lengths, np.arange(1, NUM_LENGTH_CLASSES) / NUM_LENGTH_CLASSES, method="lower")
-    firsts = sorted({int(cut) for cut in cuts} - {min(lengths)})  # the first length of every class but the lowest
+    ordered = sorted(lengths)
+    cuts = {ordered[number * len(ordered) // NUM_LENGTH_CLASSES] for number in range(1, NUM_LENGTH_CLASSES)}
+    firsts = sorted(cuts - {ordered[0]})  # the first length of every class but the lowest
     bounds = [min(lengths), *firsts, max(lengths) + 1]
     spans = [(first, stop - 1) for first, stop in zip(bounds, bounds[1:], strict=False)]
     names = [f"{first} to {last}" if last > first else str(first) for first, last in spans]
