@@ -42,6 +42,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("export", "export a checkpoint as a Hugging Face folder", "launch.export", "registry"),
         Command("average", "average a run's last checkpoints and export the mean", "launch.average", "registry"),
         Command("register", "register a model, compare versions, move aliases", "launch.register", "registry"),
+        Command("push", "send models to the Hugging Face Hub", "launch.push", "registry"),
         Command("fill-mask", "fill the masks of a text", "launch.fill_mask", "registry"),
         Command("next-sentence", "say whether sentence B follows sentence A", "launch.next_sentence", "registry"),
         Command("embed", "write sentence vectors, or list nearest words", "launch.embed", "registry"),

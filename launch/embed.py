@@ -68,7 +68,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--output", type=local_output("--output"), metavar="FILE", help="vectors as .npy (float32) or .parquet"
     )
     vectors.add_argument(
-        "--pooling", choices=("mean", "cls"), default="mean", help="pooling over a text's tokens (default mean)"
+        "--pooling", choices=("mean", "cls"), help="pooling over a text's tokens (default: the model's, else mean)"
     )
     add_dry_run(vectors, "read the texts and load the model, but write nothing")
     words = parser.add_argument_group("one word")

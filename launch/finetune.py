@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TASKS = (
     *("classification", "multilabel_classification", "pair_classification", "regression", "token_classification"),
-    "question_answering",
+    *("question_answering", "embedding"),
 )
 VARIANTS = ("scratch", "frozen", "full")
 
@@ -44,13 +44,19 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     data.add_argument("--test", type=Path, metavar="FILE", help="examples on which the reported scores are computed")
     data.add_argument(
         "--text-column",
-        required=True,
         metavar="NAME",
-        help="column of the text; of the words (a list, or separated by spaces); of the context",
+        help="column of the text; of the words (a list, or separated by spaces); of the context; of the anchor "
+        "(default for embedding: anchor)",
     )
-    data.add_argument("--pair-column", metavar="NAME", help="column of the second text of a pair; of the question")
     data.add_argument(
-        "--label-column", required=True, metavar="NAME", help="column of the class; classes; number; tags; answer"
+        "--pair-column",
+        metavar="NAME",
+        help="column of the second text of a pair; of the question; of the negative of a triplet (default: none)",
+    )
+    data.add_argument(
+        "--label-column",
+        metavar="NAME",
+        help="column of the class; classes; number; tags; answer; positive (default for embedding: positive)",
     )
     add_no_quoting(data)
     data.add_argument(
@@ -91,7 +97,20 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how.add_argument(
         "--metric",
         metavar="NAME",
-        help="metric that selects (default: accuracy, spearman or f1, depending on the task)",
+        help="metric that selects (default: accuracy, spearman, f1 or ndcg_at_10, depending on the task)",
+    )
+    how.add_argument(
+        "--pooling",
+        choices=("mean", "cls"),
+        default="mean",
+        help="embedding: pooling over a text's tokens (default mean)",
+    )
+    how.add_argument(
+        "--matryoshka",
+        type=_sizes,
+        default=(),
+        metavar="N,N,...",
+        help="embedding: sizes to which the vectors may be cut later; the whole vectors are fitted too",
     )
     how.add_argument("--split-seed", type=int, default=0, metavar="N", help="seed of the split of --train (default 0)")
     out = parser.add_argument_group("output")
@@ -110,7 +129,20 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     out.add_argument("--no-tracking", action="store_true", help="log nothing to MLflow")
     add_dry_run(out, "read the data, check and estimate, but train and write nothing")
-    return parser.parse_args(arguments)
+    read = parser.parse_args(arguments)
+    if read.task != "embedding" and None in (read.text_column, read.label_column):
+        lacking = [name for name in ("text", "label") if getattr(read, f"{name}_column") is None]
+        options = ", ".join(f"--{name}-column" for name in lacking)
+        parser.error(f"the following arguments are required for --task {read.task}: {options}")
+    return read
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Return the sizes of --matryoshka."""
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not whole numbers separated by commas") from None
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ BY_HAND = [
     REPOSITORY / folder / "README.md"
     for folder in ("", "configs", "data_prep", "launch", "tests", "tests/benchmarks", "tests/system", "trainer")
 ]
-GROWING = ("speedrun", "proof", "ablations", "adoption", "causal", "domain")
+GROWING = ("speedrun", "proof", "ablations", "adoption", "causal", "distillation", "domain")
 """Benchmarks whose results grow run by run and have tables of their own."""
 AGAIN = "run python -m tests.benchmarks --readme"
 

@@ -87,6 +87,7 @@ WITHOUT_DEEPSPEED = (
     "launch.show_attention",
     "launch.evaluate",
     "launch.follow",
+    "launch.push",
 )
 
 # What the settings of few runs use: `launch/pretrain.py` reaches it at no depth of imports at module level.

@@ -13,11 +13,12 @@ from tests.test_layout import tracked_files
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDERS = ("configs", "data_prep", "launch", "tests", "tests/benchmarks", "tests/gpu", "tests/system", "trainer")
-REPORTS = REPOSITORY / "tests" / "system" / "public_reports.md"
 PAGES = {
     path: path.read_text(encoding="utf-8")
-    for path in (REPOSITORY / "README.md", *(REPOSITORY / folder / "README.md" for folder in FOLDERS), REPORTS)
+    for folder in (".", *FOLDERS)
+    for path in sorted((REPOSITORY / folder).glob("*.md"))
 }
+"""Every page: the README of each folder, and the walks and tables beside it."""
 FRONT = PAGES[REPOSITORY / "README.md"]
 EVERY_PAGE = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 
@@ -46,8 +47,21 @@ def anchors(page: str) -> set[str]:
 
 
 def test_the_pages_are_those_of_the_folders() -> None:
-    found = {path.parent.as_posix() for path in tracked_files() if path.name == "README.md"}
-    assert {folder for folder in found if "golden" not in folder} == {".", *FOLDERS}
+    found = {path for path in tracked_files() if path.suffix == ".md" and "golden" not in path.parts}
+    assert found == {path.relative_to(REPOSITORY) for path in PAGES}
+    assert all(path.parent / "README.md" in PAGES for path in PAGES)
+
+
+def test_the_pages_of_a_folder_lead_to_each_other() -> None:
+    """A page beside a README is found from it, or from the front page."""
+    lost = [
+        path.relative_to(REPOSITORY).as_posix()
+        for path in PAGES
+        if path.name != "README.md"
+        and f"]({path.name}" not in PAGES[path.parent / "README.md"]
+        and f"]({path.relative_to(REPOSITORY).as_posix()}" not in FRONT
+    ]
+    assert lost == []
 
 
 def test_the_front_page_is_short_and_has_the_commands_and_a_path_to_every_page() -> None:

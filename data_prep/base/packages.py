@@ -24,11 +24,15 @@ EXTRA_OF = {
     "py3langid": "language",
     "s3fs": "s3",
     "scipy": "finetune",
+    "sentence_transformers": "embedding",
     "sklearn": "finetune",
     "torch": "train",
     "transformers": "train",
 }
 """Libraries outside the core dependencies, and the extra that installs each."""
+
+OF_FEW = frozenset({"sentence_transformers"})
+"""Libraries that the extra of a command does not bring, for only some of its options need them."""
 
 CORE = frozenset(
     "braceexpand cloudpickle fsspec numpy psutil pyarrow pydantic pydantic_core regex rensa "
@@ -51,7 +55,7 @@ def missing_extra(error: ImportError, extra: str | None = None) -> UserError | N
         return None
     return UsageError(
         f"the library {library} is not installed in {sys.prefix}",
-        fix=install_command(extra or EXTRA_OF.get(library)),
+        fix=install_command(EXTRA_OF.get(library) if library in OF_FEW or not extra else extra),
         code="missing-extra",
     )
 

@@ -38,8 +38,11 @@ FILTERS = Registry(
     unknown_code="unknown-filter",
     built_in={
         "decontamination": "data_prep.filters.decontamination:Decontamination",
+        "join_hyphens": "data_prep.filters.page_transforms:JoinHyphens",
+        "join_lines": "data_prep.filters.page_transforms:JoinLines",
         "language": "data_prep.filters.built_in_filters:LanguageFilter",
         "metadata": "data_prep.filters.built_in_filters:MetadataFilter",
+        "repeated_headers": "data_prep.filters.page_transforms:RepeatedHeaders",
         "url_blocklist": "data_prep.filters.built_in_filters:UrlBlocklist",
     },
     entry_points="clozeworks.filters",

@@ -208,6 +208,15 @@ BENCHMARKS = (
         beside_itself=True,
     ),
     Benchmark(
+        "distillation",
+        "loss with and without a teacher of twice the width at equal tokens",
+        45,
+        "--work {work}/distillation",
+        full="--corpus {corpus}/../pack_small.jsonl.gz",
+        quick="--corpus {corpus}/*.jsonl.gz --vocab-size 512 --steps 2 --runs 2",
+        beside_itself=True,
+    ),
+    Benchmark(
         "domain",
         "losses and accuracy of an encoder before and after it is continued on law",
         40,

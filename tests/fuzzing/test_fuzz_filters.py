@@ -25,6 +25,9 @@ FILTERED: list[dict[str, object]] = [
     {"name": "metadata", "keep": "score >= 3 and source.name != 'x'"},
     {"name": "url_blocklist", "domains": ["bad.example"], "urls": ["good.example/a"]},
     {"name": "language", "keep": ["en", "de"], "min_probability": 0.1, "assign": True},
+    {"name": "repeated_headers", "min_pages": 2},
+    {"name": "join_hyphens"},
+    {"name": "join_lines"},
     {"name": "datatrove:PIIFormatter"},
     {"name": "datatrove:GopherQualityFilter", "min_doc_words": 1},
 ]

@@ -60,7 +60,7 @@ def test_the_help_of_a_command_names_it_and_imports_nothing_heavy(command: str) 
 
 WRITING = (
     "tokenizer shards merge remove pretrain finetune export register embed predict attention benchmark nodes "
-    "sync-tracking stats average evaluate follow".split()
+    "sync-tracking stats average evaluate follow push".split()
 )
 
 

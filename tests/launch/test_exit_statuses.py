@@ -41,6 +41,7 @@ WRONG = (
         "finetune --model m --task regression --train gone.tsv --text-column a --label-column b --output n",
     ),
     ("missing-output-dir", "sync-tracking gone"),
+    ("invalid-hub-name", "push --hub gone --model gone"),
     ("missing-output-dir", "follow gone"),
     ("missing-hostfile", "nodes --hostfile gone -- --config tiny_cpu"),
 )

@@ -69,6 +69,7 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     "next-sentence": [["--model", STORE, "x", "y"]],
     "embed": [["--model", STORE, "--input", text, "--output", "v.npy"] for text in ("text.txt", f"{STORE}/x.txt")],
     "predict": [["--model", STORE, "--input", table, "--output", "out.csv"] for table in (STORE, "new.tsv")],
+    "push": [["--hub", "owner/tiny", "--model", STORE], ["--hub", STORE, "--model", "text.txt"]],
     "doctor": [["--config", "tiny_cpu", f"data.shards={STORE}", "output_dir=run"]],
     "benchmark": [["--config", STORE]],
     "nodes": [["--hostfile", STORE, "--", "--config", "tiny_cpu", f"data.shards={STORE}"]],

@@ -18,7 +18,7 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -49,12 +49,12 @@ class Engine:
         engine: Any,
         config: RunConfig,
         ranks: Ranks,
-        initial: dict[str, torch.Tensor],
+        initial: Mapping[str, torch.Tensor],
         reduction: OverlappedReduction | None = None,
     ) -> None:
         self._engine = engine
         self._reduction = reduction
-        self._initial: dict[str, torch.Tensor] | None = initial
+        self._initial: Mapping[str, torch.Tensor] | None = initial
         self.optimizer_steps = 0
         """Number of updates by the optimizer; skipped steps do not count."""
         self.ranks = ranks
@@ -175,8 +175,7 @@ class Engine:
             check_states(base, self._optimizer_name, groups)
         self.set_loss_scaler_state(scaler)
         for fragment in self.fragments():
-            initial = self._initial[fragment.name].view(-1)
-            fragment.write("weight", fragment.start, initial[fragment.start : fragment.stop])
+            fragment.write("weight", fragment.start, self._initial[fragment.name])
             for kind in fragment.kinds[1:]:
                 fragment.fill(kind, 0.0)
         self._initial = None
@@ -252,7 +251,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     logging.getLogger("DeepSpeed").addFilter(is_news)
     model.to(ranks.device)
     # The fp32 values stay alive in these tensors while DeepSpeed gives the parameters other ones (bf16, flattened).
-    initial = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    whole = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
     optimizer = build_optimizer(model, config.optimizer, config.training.precision)
     try:
         # With bf16 DeepSpeed prints its memory use at every stage of the start.
@@ -276,7 +275,21 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
         # At the smallest scale DeepSpeed would raise; here the caller decides what a non-finite step means.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False
+    initial = of_this_rank(whole, engine, config.zero.stage, ranks)
     return Engine(engine, config, ranks, initial, reduction)
+
+
+def of_this_rank(whole: dict[str, torch.Tensor], engine: Any, zero_stage: int, ranks: Ranks) -> dict[str, torch.Tensor]:
+    """Return the elements that this rank's fragments have, and empty `whole`, which takes 4 bytes per parameter.
+
+    At stage 0 they are the parameters themselves, at the others copies.
+    """
+    own = {}
+    for each in fragments.fragments(engine.module, engine.optimizer, zero_stage, ranks.rank, ranks.world_size):
+        values = whole.pop(each.name).view(-1)
+        own[each.name] = values[each.start : each.stop].clone() if zero_stage else values
+    whole.clear()
+    return own
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ class Experiment:
 
     @property
     def collate(self) -> Collator:
-        return self.data.preprocessor.collate
+        return self.data.task.collator(self.data.preprocessor)
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,9 @@ def prepare(settings: FinetuneSettings) -> Experiment:
         )
     if max_length is not None:
         preprocessor = replace(preprocessor, max_length=max_length, is_shortened=max_length < preprocessor.max_length)
-    data = encode_task(task, examples, preprocessor)
     hidden_size = load_config(encoder).hidden_size
+    task = task.configured(settings.pooling, settings.matryoshka, hidden_size)
+    data = encode_task(task, examples, preprocessor)
     given = tuple(dict.fromkeys(settings.learning_rates))
     rates = {variant: given or usual_rates(variant, hidden_size) for variant in settings.variants}
     experiment = Experiment(settings, encoder, data, metric, rates, tuple(range(settings.seeds)))
@@ -183,22 +184,21 @@ def run_variant(
     return VariantResult(variant, rate, scores, tuple(fits), tuple(diverged))
 
 
-def make_model(experiment: Experiment, variant: str, seed: int) -> PreTrainedModel:
+def make_model(experiment: Experiment, variant: str, seed: int) -> Any:
     """Return the float32 model of a variant before the fit; the seed determines the head (scratch: all weights)."""
     transformers.set_seed(seed)
     task = experiment.data.task
     folder, purpose = experiment.encoder, f"a model for {task.name}"
     model, missing = load_pretrained(task.auto_class, folder, purpose, **task.head_options())
-    encoder = model.base_model_prefix + "."
+    encoder = "" if task.auto_class == "AutoModel" else model.base_model_prefix + "."
     inside = frozenset(name for name in missing if name.startswith(encoder))  # the rest is the new head
     refuse_random_weights(inside, folder, "a pretrained encoder", but=("pooler.",))
     if variant == "scratch":
         model = getattr(transformers, task.auto_class).from_config(model.config).eval()
     if variant == "frozen":
         freeze_encoder(model)
-    if torch.cuda.is_available():
-        model.to("cuda")  # type: ignore[arg-type]  # transformers wraps `to` and loses its overloads
-    return model
+    module = task.module(model, experiment.data.preprocessor.max_length)
+    return module.to("cuda") if torch.cuda.is_available() else module
 
 
 def _rows_of(experiment: Experiment, variant: str) -> dict[str, Sequence[Row]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from data_prep.base.errors import UsageError, UserError, options_as_parameters
 from data_prep.base.local_paths import home_in
 from data_prep.storage import storage
-from trainer.finetuning.finetune_settings import FinetuneSettings, Variant, check_settings, tracking_settings
+from trainer.finetuning.finetune_settings import FinetuneSettings, Pooling, Variant, check_settings, tracking_settings
 from trainer.finetuning.tasks import TaskName
 from trainer.inference.pulled_model import is_address
 from trainer.tracking.mlflow_server import server_options
@@ -55,9 +55,9 @@ def finetune(
     task: TaskName = "classification",
     valid: str | Path | None = None,
     test: str | Path | None = None,
-    text_column: str = "text",
+    text_column: str | None = None,
     pair_column: str | None = None,
-    label_column: str = "label",
+    label_column: str | None = None,
     quoting: bool = True,
     on_bad_row: Literal["refuse", "skip"] = "refuse",
     output: str | Path = "fitted",
@@ -69,6 +69,8 @@ def finetune(
     early_stopping: int | None = None,
     metric: str | None = None,
     max_length: int | None = None,
+    pooling: Pooling = "mean",
+    matryoshka: Sequence[int] = (),
     split_seed: int = 0,
     tracking_uri: str | None = None,
     is_tracked: bool = True,
@@ -89,15 +91,20 @@ def finetune(
         on_bad_row: what becomes of a row with an empty or invalid cell: it is refused, or skipped and counted.
         output: new directory for model, report, scores and curves.
         task: one of `classification`, `multilabel_classification`, `pair_classification`, `regression`,
-            `token_classification` and `question_answering`.
+            `token_classification`, `question_answering` and `embedding`.
+        text_column: default `text`, or `anchor` for embedding.
+        pair_column: second text, question, or negative of a triplet.
+        label_column: default `label`, or `positive` for embedding.
         compare: variants to fit: `full` (encoder and head), `frozen` (the head alone), `scratch` (both from random
             weights).
         seeds: fits per variant; the first one tries every learning rate, the others take the best.
         learning_rates: default: three around a usual one for the size of the encoder.
         batch_size: examples per step.
         early_stopping: epochs without a better valid score before a fit ends; default: never.
-        metric: the metric that selects; default: accuracy, spearman or f1, depending on the task.
+        metric: the metric that selects; default: accuracy, spearman, f1 or ndcg_at_10, depending on the task.
         max_length: maximum tokens per example; default: that of the model.
+        pooling: for embedding, `mean` or `cls`.
+        matryoshka: for embedding, sizes to which vectors may be cut; the whole ones are fitted too.
         register: name under which the best model is registered, with `alias` if given.
         log: called with each block of progress text; default: nothing is printed.
 
@@ -161,14 +168,17 @@ def fit_experiment(experiment: Experiment, log: Callable[[str], None]) -> Finetu
     registration = _register(settings, folder, runs.parent.run_id)
     log(f"registered {registration.name} version {registration.version} at {registration.server}")
     server = _server_option(settings)
-    log(f"  clozeworks predict --model {quote(registration.model_uri)}{server} --input FILE --output FILE")
+    command, file = ("embed", "vectors.npy") if settings.task == "embedding" else ("predict", "FILE")
+    log(f"  clozeworks {command} --model {quote(registration.model_uri)}{server} --input FILE --output {file}")
     return replace(result, registration=registration)
 
 
 def _run_params(experiment: Experiment) -> dict[str, Any]:
     settings, data = experiment.settings, experiment.data
-    names = ("task", "text_column", "pair_column", "label_column", "split_seed", "seeds", "epochs", "batch_size")
-    return {name: getattr(settings, name) for name in (*names, "early_stopping")} | {
+    names = ("task", "split_seed", "seeds", "epochs", "batch_size", "early_stopping")
+    return {name: getattr(settings, name) for name in names} | {
+        **_columns(settings),
+        **_of_vectors(settings),
         "model": str(settings.model),
         "no_quoting": not settings.quoting,
         **({"on_bad_row": settings.on_bad_row} if settings.on_bad_row != "refuse" else {}),
@@ -185,10 +195,11 @@ def _fit_facts(experiment: Experiment, fit: Fit) -> FitFacts:
     from trainer.finetuning.fitted_model import FitFacts
 
     settings, data = experiment.settings, experiment.data
-    of_settings = ("task", "text_column", "pair_column", "label_column", "quoting")
     of_fit = ("variant", "learning_rate", "seed", "best_epoch", "valid_scores", "scores")
     return FitFacts(
-        **{name: getattr(settings, name) for name in of_settings},
+        **{name: getattr(settings, name) for name in ("task", "quoting")},
+        **_columns(settings),
+        **_of_vectors(settings),
         **{name: getattr(fit, name) for name in of_fit},
         base_model=str(settings.model) if is_address(settings.model) else Path(settings.model).name,
         max_length=data.preprocessor.max_length,
@@ -199,6 +210,17 @@ def _fit_facts(experiment: Experiment, fit: Fit) -> FitFacts:
         train_sha256=storage.sha256_of(settings.files.train),
         scored_sha256=settings.files.examples_sha256(data.scored_on, settings.split_seed),
     )
+
+
+def _columns(settings: FinetuneSettings) -> dict[str, Any]:
+    columns = settings.columns
+    return {"text_column": columns.text, "pair_column": columns.pair, "label_column": columns.label}
+
+
+def _of_vectors(settings: FinetuneSettings) -> dict[str, Any]:
+    if settings.task != "embedding":
+        return {}
+    return {"pooling": settings.pooling, "matryoshka": list(settings.matryoshka)}
 
 
 def _make_output(output: Path) -> None:

@@ -14,13 +14,17 @@ from trainer.config.run_settings import TrackingSettings
 from trainer.finetuning.examples import Columns
 from trainer.finetuning.tables import check_readable
 from trainer.finetuning.task_data import Files, read_task, task_of_columns
-from trainer.finetuning.tasks import TASK_NAMES, TaskName, choosing_metric
+from trainer.finetuning.tasks import TASK_NAMES, Task, TaskName, choosing_metric
 from trainer.inference.preprocessor import SHORTEST
 from trainer.inference.pulled_model import check_model_name
 from trainer.tracking.mlflow_server import resolve_tracking_uri
 
 Variant = Literal["scratch", "frozen", "full"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
+Pooling = Literal["mean", "cls"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+USUAL_COLUMNS = {"embedding": ("anchor", "positive")}
+"""Columns of text and label by task, where they are not `text` and `label`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,10 @@ class FitSettings:
     """Gradients are clipped to this norm; 0 disables clipping."""
     keep: Literal["best", "last"] = "best"
     """The epoch whose weights the fitted model has: that of the best valid score, or the last one."""
+    pooling: Pooling = "mean"
+    """Of the task `embedding`: what of the hidden states is the vector of a text."""
+    matryoshka: Sequence[int] = ()
+    """Of the task `embedding`: sizes to which the vectors may be cut later, fitted beside the whole vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +61,9 @@ class FinetuneSettings(FitSettings):
     task: TaskName = "classification"
     valid: str | Path | None = None
     test: str | Path | None = None
-    text_column: str = "text"
+    text_column: str | None = None
     pair_column: str | None = None
-    label_column: str = "label"
+    label_column: str | None = None
     quoting: bool = True
     header: bool = True
     skip_incomplete: bool = False
@@ -81,7 +89,9 @@ class FinetuneSettings(FitSettings):
 
     @property
     def columns(self) -> Columns:
-        return Columns(self.text_column, self.pair_column, self.label_column)
+        """The names of the columns, the usual ones where none are given."""
+        text, label = USUAL_COLUMNS.get(self.task, ("text", "label"))
+        return Columns(self.text_column or text, self.pair_column, self.label_column or label)
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -132,13 +142,36 @@ def check_settings(settings: FinetuneSettings) -> None:
         )
     if settings.register:
         check_names(settings.register, settings.alias)
-    choosing_metric(task_of_columns(settings.task, settings.columns.pair), settings.metric)
+    task = task_of_columns(settings.task, settings.columns.pair)
+    choosing_metric(task, settings.metric)
+    _check_vectors(settings, task)
     for path in settings.files.given.values():
         check_readable(path)
     if settings.is_tracked:
         tracking_settings(settings)
     check_model_name(settings.model)
     read_task(settings.task, settings.files, settings.columns, settings.split_seed)
+
+
+def _check_vectors(settings: FinetuneSettings, task: Task) -> None:
+    """Check what only the task `embedding` has, and what it lacks."""
+    if settings.pooling not in POOLINGS:
+        raise UsageError(
+            f"--pooling {settings.pooling!r} is unknown", fix=f"give {' or '.join(POOLINGS)}", code="unknown-pooling"
+        )
+    option = "--matryoshka" if settings.matryoshka else "--pooling" if settings.pooling != "mean" else None
+    if option is not None and settings.task != "embedding":
+        raise UsageError(
+            f"{option} is given for --task {settings.task}, which has no vectors",
+            fix=f"leave {option} out, or give --task embedding",
+            code="option-of-embedding",
+        )
+    if "frozen" in settings.variants and not task.can_freeze:
+        raise UsageError(
+            f"--task {settings.task} has no head, so with a frozen encoder nothing would be trained",
+            fix=f"give some of {', '.join(name for name in VARIANTS if name != 'frozen')}",
+            code="nothing-to-train",
+        )
 
 
 def tracking_settings(settings: FinetuneSettings) -> TrackingSettings:

@@ -119,6 +119,7 @@ def fit(
             callbacks=[history, *early_stopping],
         )
         trainer.score = score
+        trainer.batches = collate.training_batches(rows, settings.batch_size, seed)
         trainer.remove_callback(PrinterCallback)
         try:
             trainer.train()
@@ -163,6 +164,15 @@ class _Trainer(Trainer):
     """The Trainer with an evaluation by `score`: tasks score whole examples, not padded arrays of logits."""
 
     score: Score
+    batches: Any = None
+    """A sampler of batches in place of the Trainer's own."""
+
+    def get_train_dataloader(self) -> Any:
+        if self.batches is None:
+            return super().get_train_dataloader()
+        rows: Any = self.train_dataset
+        loader: Any = torch.utils.data.DataLoader(rows, batch_sampler=self.batches, collate_fn=self.data_collator)
+        return self.accelerator.prepare(loader)
 
     def evaluate(self, *unused: Any, **unused_too: Any) -> dict[str, float]:
         assert self.model is not None

@@ -26,7 +26,16 @@ from trainer.finetuning.fit import predict
 from trainer.finetuning.task_data import make_task
 from trainer.finetuning.tasks import ExamplePrediction, Task, TaskName
 from trainer.inference.preprocessor import SHORTEST, Preprocessor
-from trainer.model.model_folder import FINETUNE_FILE, PROVENANCE_FILE, not_fine_tuned, read_json, read_provenance
+from trainer.model.model_folder import (
+    FILES_SHA256,
+    FINETUNE_FILE,
+    PROVENANCE_FILE,
+    file_digests,
+    gives_vectors,
+    not_fine_tuned,
+    read_json,
+    read_provenance,
+)
 from trainer.model.pretrained import load_config, load_pretrained
 from trainer.model.quiet_transformers import quiet_transformers
 
@@ -62,6 +71,10 @@ class FitFacts:
     baseline: str = ""
     """What the yardstick of the scores predicts."""
     baseline_scores: dict[str, float] = field(default_factory=dict)
+    pooling: str | None = None
+    """For embedding: `mean` or `cls`."""
+    matryoshka: list[int] = field(default_factory=list)
+    """For embedding: sizes to which vectors may be cut."""
 
 
 def read_facts(folder: Path) -> FitFacts | None:
@@ -91,7 +104,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
             "task": facts.task,
             "variant": facts.variant,
             "base_model": facts.base_model,
-            "base": {name: value for name, value in base.items() if name not in ("parity", "libraries")},
+            "base": {name: value for name, value in base.items() if name not in ("parity", "libraries", FILES_SHA256)},
             "mlflow_run_id": run_id,
             "tokenizer_fingerprint": base.get("tokenizer_fingerprint"),
             # The fitted model has seen the data of its encoder: `register --trained-on` must find both.
@@ -101,6 +114,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
             | ({examples_fact(facts.scored_on): facts.scored_sha256} if facts.scored_sha256 else {}),
             "train_sha256": facts.train_sha256,
             "model_safetensors_sha256": storage.sha256_of(output / "model.safetensors"),
+            FILES_SHA256: file_digests(output),
         }
         _write_json(output / PROVENANCE_FILE, provenance)
         names = make_task(facts.task, [str(name) for _, name in sorted((model.config.id2label or {}).items())]).names
@@ -146,6 +160,8 @@ class FittedModel:
         """Load a folder that `save_fitted_model` wrote, or a classifier, tagger or question answerer from elsewhere."""
         config, facts = load_config(folder), read_facts(folder)
         name = facts.task if facts else _task_of(config, folder)
+        if name == "embedding":
+            raise gives_vectors(str(folder))
         task = make_task(name, [str(text) for _, text in sorted(config.id2label.items())])
         model, missing = load_pretrained(task.auto_class, folder, f"a model for {name}")
         if missing:
@@ -181,7 +197,9 @@ def _task_of(config: PreTrainedConfig, folder: Path) -> str:
 def _card(facts: FitFacts, names: Sequence[str]) -> str:
     base = facts.base_model.removeprefix("models:/").removeprefix("runs:/")
     task = facts.task.replace("_", " ")
-    tag = {"token_classification": "token-classification", "question_answering": "question-answering"}
+    tag = {name: name.replace("_", "-") for name in ("token_classification", "question_answering")}
+    tag["embedding"] = "sentence-similarity"
+    library = "sentence-transformers" if facts.task == "embedding" else "transformers"
     long = make_task(facts.task).of_long_texts
     beside = {metric: f" ({facts.baseline}: {value:.4g})" for metric, value in facts.baseline_scores.items()}
     scores = "\n".join(
@@ -190,7 +208,7 @@ def _card(facts: FitFacts, names: Sequence[str]) -> str:
     )
     counts = ", ".join(f"{count:,} {part}" for part, count in facts.num_examples.items())
     return (
-        f"---\nlibrary_name: transformers\npipeline_tag: {tag.get(facts.task, 'text-classification')}\n"
+        f"---\nlibrary_name: {library}\npipeline_tag: {tag.get(facts.task, 'text-classification')}\n"
         f"tags:\n- clozeworks\n---\n\n# {base}, fine-tuned for {task}\n\n"
         f"`{facts.base_model}`, fine-tuned for {task} with clozeworks ({facts.variant}, learning "
         f"rate {facts.learning_rate:g}, seed {facts.seed}, epoch {facts.best_epoch}).\n\n"
@@ -214,6 +232,10 @@ _ANSWERS = {
     "question_answering": (
         "The answer is always a span of the context, also where the context has no answer to the question"
     ),
+    "embedding": (
+        "A text has one vector, whose cosine with others ranks them; it is not of length 1. Cosines are no "
+        "probabilities, and unrelated texts may have a cosine far above 0"
+    ),
 }
 
 
@@ -222,6 +244,10 @@ def _limits(facts: FitFacts, names: Sequence[str]) -> str:
     shown = ", ".join(f"`{name}`" for name in names[:_SHOWN_NAMES])
     more = f" and {len(names) - _SHOWN_NAMES:,} more" if len(names) > _SHOWN_NAMES else ""
     meaning = f" Labels: {shown}{more}, as in column `{facts.label_column}` of the training data."
+    if facts.task == "embedding":
+        sizes = ", ".join(f"{size:,}" for size in facts.matryoshka)
+        cut = f" The first {sizes} numbers of a vector are a vector too." if sizes else ""
+        return f"{_ANSWERS[facts.task]}.{cut} `SentenceTransformer(folder)` computes it ({facts.pooling} pooling)."
     scores = " Scores are the model's probabilities as they are; they are not calibrated."
     return f"{_ANSWERS[facts.task]}.{meaning if names else ''}{'' if facts.task == 'regression' else scores}"
 

@@ -80,7 +80,13 @@ def trainable_parameters(model: PreTrainedModel, frozen: bool) -> dict[str, int]
     counts = {"encoder": 0, "pooler": 0, "head": 0}
     for name, parameter in model.named_parameters():
         inside = name.removeprefix(f"{model.base_model_prefix}.")
-        part = "head" if inside == name else "pooler" if inside.startswith("pooler.") else "encoder"
+        part = (
+            "head"
+            if inside == name and model.base_model is not model
+            else "pooler"
+            if inside.startswith("pooler.")
+            else "encoder"
+        )
         counts[part] += parameter.numel()
     if frozen:
         counts.pop("encoder")

@@ -14,6 +14,7 @@ from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted
 from data_prep.storage import storage
 from trainer.finetuning.answer_task import AnswerTask
+from trainer.finetuning.embedding_task import EmbeddingTask
 from trainer.finetuning.examples import Columns, Examples, read_examples, swallowing_warning
 from trainer.finetuning.multilabel_task import MultilabelTask
 from trainer.finetuning.regression_task import RegressionTask
@@ -97,8 +98,7 @@ class TaskData:
 
     def baseline(self, part: str) -> list[ExamplePrediction]:
         """Return the predictions of the task's yardstick for a part."""
-        guess, _ = self.task.yardstick(self.train_labels)
-        return [ExamplePrediction(guess(text)) for text in self.parts[part].examples.texts]
+        return self.task.baseline(self.train_labels, self.parts[part].examples)
 
     def baseline_scores(self, part: str) -> dict[str, float]:
         return self.task.score(self.parts[part].labels, self.baseline(part))
@@ -113,11 +113,13 @@ class TaskData:
 
 
 def make_task(name: str, names: Sequence[str] = (), pair: bool = False) -> Task:
-    """Return the task of this name for the classes `names`; only regression reads `pair`."""
+    """Return the task of this name for the classes `names`; only regression and embedding read `pair`."""
     if name in ("classification", "pair_classification"):
         return ClassificationTask(names, pair=name == "pair_classification")
     if name == "regression":
         return RegressionTask(pair)
+    if name == "embedding":
+        return EmbeddingTask(pair)
     if name == "multilabel_classification":
         return MultilabelTask(names)
     return TokenTask(names) if name == "token_classification" else AnswerTask()
@@ -245,7 +247,7 @@ def _split_contexts(contexts: Sequence[str], fractions: Sequence[float], seed: i
 def data_lines(data: TaskData) -> Iterator[str]:
     """Yield lines that describe the parts."""
     for name, part in data.parts.items():
-        yield f"{name:<6}{len(part.examples):>9,} examples  {_classes(part.labels)}"
+        yield f"{name:<6}{len(part.examples):>9,} examples  {data.task.describe_labels(part.labels)}"
     num_truncated = sum(part.encoded.num_truncated for part in data.parts.values())
     if num_truncated:
         num_texts, most = sum(len(part.examples) for part in data.parts.values()), data.preprocessor.max_length
@@ -328,15 +330,6 @@ def _check_known(labels: Sequence[str], names: Sequence[str], path: Path) -> Non
             fix="correct the labels, or add training examples of these classes",
             code="unknown-label",
         )
-
-
-def _classes(labels: Sequence[Any]) -> str:
-    if labels and isinstance(labels[0], float):
-        return f"labels {min(labels):g} to {max(labels):g}"
-    if not labels or not isinstance(labels[0], str | list):
-        return ""
-    counts = Counter(_flat(labels)).most_common(8)
-    return ", ".join(f"{name!r} {count:,}" for name, count in counts)
 
 
 def _flat(labels: Sequence[Any]) -> list[str]:

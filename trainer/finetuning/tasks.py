@@ -1,7 +1,7 @@
 """Tasks: reading of cells, encoding of texts, decoding of outputs, scoring of predictions.
 
 Everything else (fits, comparison, prediction) uses only the methods of `Task`. `RegressionTask`, `MultilabelTask`
-and `AnswerTask` are in modules of their own.
+and `AnswerTask` are in modules of their own, and `EmbeddingTask` too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.finetuning.examples import Examples, text_of
 from trainer.finetuning.field_formats import not_of_iob2
 from trainer.finetuning.scores import classification_scores, tagging_scores
 from trainer.finetuning.tables import is_missing
-from trainer.inference.preprocessor import IGNORED, Preprocessor, Row
+from trainer.inference.preprocessor import IGNORED, Collator, Preprocessor, Row
 
 TaskName = Literal[
     "classification",
@@ -31,6 +31,7 @@ TaskName = Literal[
     "regression",
     "token_classification",
     "question_answering",
+    "embedding",
 ]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 OUTSIDE = "O"
@@ -87,6 +88,8 @@ class Task(ABC):
     """Names of the columns that a table of predictions has."""
     of_long_texts = "their ends are not read"
     """What becomes of texts that are longer than the model takes."""
+    can_freeze = True
+    """Whether a fit may train the head alone."""
     names: tuple[str, ...] = ()
     """The classes in the order of the model's outputs; empty where labels are no classes, or not known yet."""
 
@@ -97,6 +100,17 @@ class Task(ABC):
             "id2label": dict(enumerate(self.names)),
             "label2id": {name: number for number, name in enumerate(self.names)},
         }
+
+    def configured(self, pooling: str, dimensions: Sequence[int], hidden_size: int) -> Task:
+        """Return the task with the settings of vectors, which only `EmbeddingTask` has."""
+        return self
+
+    def module(self, model: Any, max_length: int) -> Any:
+        """Return the module that a fit trains: the model with its head."""
+        return model
+
+    def collator(self, preprocessor: Preprocessor) -> Collator:
+        return preprocessor.collate
 
     def parse_text(self, cell: Any) -> Any:
         """Return the text of a cell, or raise ValueError."""
@@ -124,6 +138,11 @@ class Task(ABC):
     def yardstick(self, train: Sequence[Any]) -> tuple[Callable[[Any], Any], str]:
         """Return the yardstick of every score: a function of a text, by training labels alone, and what it predicts."""
 
+    def baseline(self, train: Sequence[Any], examples: Examples) -> Predictions:
+        """Return the predictions of the yardstick for examples."""
+        guess, _ = self.yardstick(train)
+        return [ExamplePrediction(guess(text)) for text in examples.texts]
+
     def is_constant(self, labels: Sequence[Any], predictions: Sequence[ExamplePrediction]) -> bool:
         """Return whether the predictions are (nearly) the same for every text, although the labels are not."""
         return len(_values(labels)) > 1 and len(_values([prediction.label for prediction in predictions])) == 1
@@ -142,6 +161,15 @@ class Task(ABC):
 
     def show_label(self, label: Any) -> str:
         return str(label)
+
+    def describe_labels(self, labels: Sequence[Any]) -> str:
+        """Return the labels of a part in a few words: how often each class occurs, or the range of numbers."""
+        if labels and isinstance(labels[0], float):
+            return f"labels {min(labels):g} to {max(labels):g}"
+        if not labels or not isinstance(labels[0], str | list):
+            return ""
+        flat = [tag for tags in labels for tag in tags] if isinstance(labels[0], list) else labels
+        return ", ".join(f"{name!r} {count:,}" for name, count in Counter(flat).most_common(8))
 
 
 class SequenceTask(Task):

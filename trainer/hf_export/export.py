@@ -42,6 +42,7 @@ from trainer.hf_export.model_card import TrainingFacts, model_card
 from trainer.hf_export.parity import ParityReport, check_export
 from trainer.hf_export.word_offsets import begin_at_words
 from trainer.model.hugging_face import family_in_transformers, hugging_face_config, to_hugging_face
+from trainer.model.model_folder import FILES_SHA256, PROVENANCE_FILE, file_digests
 from trainer.objectives.pretraining import PretrainingModel
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def export_model(
         with _explained(output):
             write_model(folder, config, model, tokenizer)
             _write_tokenizer(folder, tokenizer, config)
-            _write_sentence_transformer(folder, config)
+            write_sentence_transformer(folder, config.longest_sequence, config.model.hidden_size)
         parity = check_export(folder, model, tokenizer)
         with _explained(output):
             _write_origin(folder, output.name, config, facts, tokenizer, parity)
@@ -269,25 +270,25 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, config: RunConfig) -> N
     tokenizer.info.model_copy(update={"files": checksums}).write(folder)
 
 
-def _write_sentence_transformer(folder: Path, config: RunConfig) -> None:
-    """Write the files that `SentenceTransformer(folder)` reads: mean pooling over the hidden states."""
+def write_sentence_transformer(folder: Path, max_length: int, hidden_size: int, pooling: str = "mean") -> None:
+    """Write the files that `SentenceTransformer(folder)` reads: pooling (`mean`, `cls`) over the hidden states."""
     types = "sentence_transformers.models"
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": f"{types}.Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{types}.Pooling"},
     ]
     _write_json(folder / "modules.json", modules)
-    lengths = {"max_seq_length": config.longest_sequence, "do_lower_case": False}
+    lengths = {"max_seq_length": max_length, "do_lower_case": False}
     _write_json(folder / "sentence_bert_config.json", lengths)
     (folder / "1_Pooling").mkdir()
-    pooling = {
-        "word_embedding_dimension": config.model.hidden_size,
-        "pooling_mode_cls_token": False,
-        "pooling_mode_mean_tokens": True,
+    modes = {
+        "word_embedding_dimension": hidden_size,
+        "pooling_mode_cls_token": pooling == "cls",
+        "pooling_mode_mean_tokens": pooling == "mean",
         "pooling_mode_max_tokens": False,
         "pooling_mode_mean_sqrt_len_tokens": False,
     }
-    _write_json(folder / "1_Pooling" / "config.json", pooling)
+    _write_json(folder / "1_Pooling" / "config.json", modes)
 
 
 def _write_origin(
@@ -320,8 +321,9 @@ def _write_origin(
         "evaluation": dict(facts.evaluation),
         "parity": asdict(parity),
         "model_safetensors_sha256": storage.sha256_of(folder / "model.safetensors"),
+        FILES_SHA256: file_digests(folder),
     }
-    _write_json(folder / "provenance.json", provenance)
+    _write_json(folder / PROVENANCE_FILE, provenance)
 
 
 def _teachers(config: RunConfig, teachers: Sequence[str]) -> dict[str, Any]:

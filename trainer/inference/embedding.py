@@ -1,7 +1,8 @@
-"""Vectors of texts from an encoder, and the nearest words of a word: by the embedding table, and in context.
+"""VectorRule of texts from an encoder, and the nearest words of a word: by the embedding table, and in context.
 
 The vector of a text is the mean of the hidden states of its tokens without padding (Reimers and Gurevych 2019,
-section 3), or the hidden state of [CLS]. The nearest words have the greatest cosine.
+section 3), or the hidden state of [CLS]; a folder of sentence-transformers says which. The nearest words have the
+greatest cosine.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from data_prep.base.local_paths import home_in
 from trainer.inference.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, word_start_of
 from trainer.inference.preprocessor import Preprocessor, checked_texts, load_text_tokenizer, max_length
 from trainer.inference.pulled_model import hugging_face_folder
+from trainer.model.model_folder import VectorRule, read_vectors
 from trainer.model.pretrained import load_pretrained, refuse_random_weights
 from trainer.model.quiet_transformers import quiet_transformers
 
@@ -58,7 +60,7 @@ class Occurrence:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Vectors (num_texts, hidden_size) float32 in the order of the texts, and the number of truncated texts."""
+    """VectorRule (num_texts, hidden_size) float32 in the order of the texts, and the number of truncated texts."""
 
     vectors: np.ndarray
     num_truncated: int
@@ -89,22 +91,28 @@ class Embedder:
         *,
         tracking_uri: str | None = None,
     ) -> None:
+        vectors = None
         if isinstance(model, str | Path):
-            model, tokenizer = _load_encoder(hugging_face_folder(model, tracking_uri))
+            folder = hugging_face_folder(model, tracking_uri)
+            vectors = read_vectors(folder)
+            model, tokenizer = _load_encoder(folder)
         assert tokenizer is not None, "a model in memory comes with its tokenizer"
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.max_length = max_length(model.config, tokenizer)
+        self.vectors = vectors or VectorRule("mean")
+        longest = max_length(model.config, tokenizer)
+        self.max_length = min(longest, self.vectors.max_length or longest)
         self._preprocessor = Preprocessor(tokenizer, self.max_length, has_token_types=False)
 
     @classmethod
     def load(cls, folder: Path) -> Embedder:
         """Load a Hugging Face directory."""
-        return cls(*_load_encoder(folder))
+        return cls(folder)
 
-    def __call__(self, texts: str | Sequence[str], pooling: Pooling = "mean") -> np.ndarray:
+    def __call__(self, texts: str | Sequence[str], pooling: Pooling | None = None) -> np.ndarray:
         """Return vectors (num_texts, hidden_size) float32, or the vector (hidden_size,) of a single string.
 
+        The default of `pooling` is that of the model's folder, else mean.
         A text that is longer than the model's maximum length is truncated.
 
         Raises:
@@ -116,21 +124,26 @@ class Embedder:
         return self.embed(texts, pooling).vectors
 
     def embed(
-        self, texts: Sequence[str], pooling: Pooling = "mean", layer: int = -1, batch_size: int = 32
+        self, texts: Sequence[str], pooling: Pooling | None = None, layer: int = -1, batch_size: int = 32
     ) -> Embeddings:
-        """Return one vector for each text. `layer` 0 is the embeddings, 1 the first layer, and -1 the last one.
+        """Return one vector for each text, by default with the folder's pooling.
+
+        `layer` 0 is the embeddings, 1 the first layer, and -1 the last one.
 
         Raises:
             UsageError: the model has no such layer, or `texts` is not a list of strings.
         """
         texts = checked_texts(texts)
         self._check_layer(layer)
+        chosen = self.vectors.pooling if pooling is None else pooling
         rows, lengths = self._preprocessor.rows(texts)
         vectors = np.zeros((len(texts), self.model.config.hidden_size), np.float32)
         for indices, batch in self._preprocessor.collate.by_length(rows, batch_size, self.model.device):
             hidden = self._hidden_states(batch, layer)
-            pooled = hidden[:, 0] if pooling == "cls" else _mean(hidden, batch["attention_mask"])
+            pooled = hidden[:, 0] if chosen == "cls" else _mean(hidden, batch["attention_mask"])
             vectors[indices] = pooled.cpu().numpy()
+        if self.vectors.is_unit:
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return Embeddings(vectors, sum(length > self.max_length for length in lengths))
 
     def static_neighbors(self, word: str, top_k: int = 10) -> list[Neighbor]:

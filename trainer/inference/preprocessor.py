@@ -101,6 +101,10 @@ class Collator:
                 batch[name] = torch.tensor(values)
         return batch
 
+    def training_batches(self, rows: Sequence[Row], batch_size: int, seed: int) -> Any:
+        """Return a sampler of batches of row numbers for training; None for that of transformers' Trainer."""
+        return None
+
     def by_length(
         self, rows: Sequence[Row], batch_size: int, device: torch.device
     ) -> Iterator[tuple[list[int], dict[str, torch.Tensor]]]:
@@ -113,8 +117,11 @@ class Collator:
 
 
 def row_length(row: Row) -> int:
-    """Return the number of positions of a row."""
-    return len(row["input_ids"] if "input_ids" in row else row["inputs_embeds"])
+    """Return the number of positions of a row; of a group of rows by name, those of the longest."""
+    for name in ("input_ids", "inputs_embeds"):
+        if name in row:
+            return len(row[name])
+    return max(row_length(part) for part in row.values() if isinstance(part, dict))
 
 
 def load_text_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from trainer.config.families.registry import published_families
 FINETUNE_FILE = "finetune.json"  # of fitted models alone
 CARD_FILE = "README.md"
 CONFIG_FILES = ("config.json", "tokenizer_config.json")
+MODULES_FILE = "modules.json"  # of sentence-transformers
 INDEX_SUFFIX = ".safetensors.index.json"
 FITTED_CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 _OTHER_FOLDERS = {"manifest.json": "a data set", "tokenizer.json": "a tokenizer", "tokenizer.model": "a tokenizer"}
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".msgpack", ".h5", ".pyd")
 
 PROVENANCE_FILE = "provenance.json"
+FILES_SHA256 = "files_sha256"
+"""Field of the provenance with `file_digests`: what passed the checks of an export, or was scored."""
 ADAPTER_FILE = "adapter_config.json"
 _CODE_FIELDS = {  # found in transformers 5.17 to 5.23: configuration_utils, pipelines, quantizers, dynamic_module_utils
     "auto_map": "code of its own",
@@ -128,6 +132,56 @@ def _first_code_field(values: Any) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class VectorRule:
+    """How a folder of sentence-transformers makes the vector of a text of the last hidden states."""
+
+    pooling: str
+    """`mean` or `cls`."""
+    is_unit: bool = False
+    """Whether vectors have length 1."""
+    max_length: int | None = None
+    """Tokens to which a text is truncated, if the folder says it."""
+
+
+def read_vectors(folder: Path) -> VectorRule | None:
+    """Return how a folder of sentence-transformers makes vectors; None for any other folder.
+
+    Raises:
+        UserError: it does it in a way that this project does not know.
+    """
+    try:
+        modules = json.loads((folder / MODULES_FILE).read_text(encoding="utf-8"))
+        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+        places = [str(module["path"]) for module in modules]
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError, TypeError, KeyError):
+        kinds, places = [], []
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or places[0] not in ("", "."):
+        raise _unknown_vectors(folder, f"the modules {', '.join(kinds) or 'of an unknown form'}")
+    pooling = read_json(folder / places[1] / "config.json")
+    named = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+    others = [key for key in pooling if key.startswith("pooling_mode_") and key not in named and pooling[key]]
+    modes = [name for key, name in named.items() if pooling.get(key)] + others
+    given = pooling.get("pooling_mode", modes[0] if len(modes) == 1 else modes)
+    if given not in ("mean", "cls"):
+        raise _unknown_vectors(folder, f"the pooling {given}")
+    if read_json(folder / "config_sentence_transformers.json").get("default_prompt_name") is not None:
+        raise _unknown_vectors(folder, "a prompt before every text")
+    length = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    is_length = isinstance(length, int) and not isinstance(length, bool) and length > 0
+    return VectorRule(str(given), "Normalize" in kinds, length if is_length else None)
+
+
+def _unknown_vectors(folder: Path, what: str) -> UserError:
+    return UserError(
+        f"{folder} has {what}, and vectors are made here by mean or cls pooling of hidden states alone",
+        fix="use sentence-transformers, or give another model",
+        code="unknown-vectors",
+    )
+
+
 def check_registrable(folder: Path) -> None:
     """Check a directory before anything is sent: that it is safe, and that MLflow gives back what it takes.
 
@@ -163,6 +217,8 @@ def check_fine_tuned(folder: Path, name: str | None = None) -> None:
     Raises:
         UsageError: it is an encoder; `name` is what the user called the folder.
     """
+    if read_json(folder / FINETUNE_FILE).get("task") == "embedding":
+        raise gives_vectors(name or str(folder))
     classes = read_config(folder).get("architectures")
     first = classes[0] if isinstance(classes, list) and classes else None
     if isinstance(first, str) and not first.endswith(FITTED_CLASSES) and not (folder / FINETUNE_FILE).is_file():
@@ -179,12 +235,21 @@ def check_not_fine_tuned(folder: Path, name: str) -> None:
     classes = read_config(folder).get("architectures")
     first = classes[0] if isinstance(classes, list) and classes else None
     if task is not None or (isinstance(first, str) and first.endswith(FITTED_CLASSES)):
+        command = "embed" if task == "embedding" else "predict"
         kind = str(task).replace("_", " ") if task is not None else first
         raise UsageError(
             f"{name} is a fine-tuned {kind} model, which fills no masks",
-            fix="use `clozeworks predict`, or give the model that was fine-tuned",
+            fix=f"use `clozeworks {command}`, or give the model that was fine-tuned",
             code="fine-tuned-model",
         )
+
+
+def gives_vectors(name: str) -> UsageError:
+    return UsageError(
+        f"{name} was fine-tuned for vectors of texts, and labels nothing",
+        fix="use `clozeworks embed`, or give a model that was fine-tuned for labels",
+        code="not-fine-tuned",
+    )
 
 
 def not_fine_tuned(problem: str) -> UsageError:
@@ -226,6 +291,13 @@ def folder_digest(folder: Path, without: Collection[str] = ()) -> str:
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in without):
         digest.update(f"{storage.sha256_of(path)}  {path.relative_to(folder).as_posix()}\n".encode())
     return digest.hexdigest()
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """Return the sha256 of every file by its path, without the card, which people edit, and the provenance."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {path.relative_to(folder).as_posix(): path for path in paths}
+    return {name: storage.sha256_of(path) for name, path in names.items() if name not in (CARD_FILE, PROVENANCE_FILE)}
 
 
 def read_card(folder: Path) -> str:

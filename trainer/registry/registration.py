@@ -34,7 +34,7 @@ from trainer.inference.pulled_model import (
     find_model,
     hugging_face_folder,
 )
-from trainer.model.model_folder import check_registrable, folder_digest, read_card, read_provenance
+from trainer.model.model_folder import FILES_SHA256, check_registrable, folder_digest, read_card, read_provenance
 from trainer.model.pretrained import is_used_as_written
 from trainer.model.quiet_transformers import quiet_transformers
 from trainer.registry.served_model import ServedModel, load_served
@@ -172,7 +172,7 @@ def point_alias(client: MlflowClient, name: str, alias: str, version: str) -> No
 
 def provenance_tags(folder: Path, provenance: Mapping[str, Any]) -> dict[str, str]:
     """Return the provenance of an export as version tags, with the digest of the resolved configuration."""
-    special = (DATA_DIGESTS, DATA_LINEAGE)
+    special = (DATA_DIGESTS, DATA_LINEAGE, FILES_SHA256)  # the last is of the files, whose digest is a tag already
     others = {name: value for name, value in provenance.items() if name not in special and value is not None}
     tags = flat_text(others, TAG_PREFIX)
     if DATA_DIGESTS in provenance:  # by URL, which cannot be part of a tag's name
@@ -289,6 +289,7 @@ def _signature(served: ServedModel) -> ModelSignature | None:
         "regression": [ColSpec("double")],
         "token_classification": [ColSpec(Array(word))],
         "question_answering": [ColSpec(Object([Property("answer", "string"), *place, score]))],
+        "embedding": [ColSpec(Array("double"))],
     }
     return ModelSignature(taken, Schema(given[served.function]))
 

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_prep.base.errors import UserError
+from trainer.inference.embedding import Embedder
 from trainer.inference.fill_mask import MASK_TOKEN, FillMask
 from trainer.inference.preprocessor import max_length
-from trainer.model.model_folder import FINETUNE_FILE, read_config, read_json
+from trainer.model.model_folder import FINETUNE_FILE, VectorRule, read_config, read_json, read_vectors
 from trainer.model.pretrained import load_pretrained, load_tokenizer, refuse_random_weights
 from trainer.model.quiet_transformers import quiet_transformers
 
 INPUT_EXAMPLE = f"It was a {MASK_TOKEN} day."
+FILLING = ("ForMaskedLM", "ForPreTraining")
 TEXT_EXAMPLE = "It was a fine day."
 PAIR_EXAMPLE = {"text": TEXT_EXAMPLE, "text_pair": "The sun shone."}
 QUESTION_EXAMPLE = {"question": "How was the day?", "context": TEXT_EXAMPLE}
@@ -43,6 +45,8 @@ class ServedModel:
     """Number of tokens to which MLflow's function truncates a text."""
     function: str | None = None
     """The function of `served_rows.py` that answers; None for that of the pipeline."""
+    vectors: VectorRule | None = None
+    """For the function `embedding`, how it makes vectors."""
 
     @property
     def example_text(self) -> str:
@@ -53,7 +57,8 @@ class ServedModel:
     def model_config(self) -> dict[str, Any]:
         """The arguments of MLflow's function, or of the pipeline with which it answers."""
         if self.function is not None:
-            return {"task": self.function, "max_length": self.max_length}
+            how = {} if self.vectors is None else {"pooling": self.vectors.pooling, "is_unit": self.vectors.is_unit}
+            return {"task": self.function, "max_length": self.max_length, **how}
         return {"tokenizer_kwargs": {"truncation": True, "max_length": self.max_length}}
 
     def pipeline(self) -> Any:
@@ -65,7 +70,9 @@ class ServedModel:
 
 
 def load_served(folder: Path) -> ServedModel:
-    """Load a folder as a masked language model, a classifier, a tagger or a reader, as its configuration says.
+    """Load a folder as what its configuration says: a masked language model, a classifier, a tagger, a reader.
+
+    A folder of sentence-transformers with an encoder alone gives vectors.
 
     Raises:
         UserError: transformers cannot load it, or weights are missing.
@@ -84,6 +91,11 @@ def load_served(folder: Path) -> ServedModel:
                 example = QUESTION_EXAMPLE
             longest = min(_fitted_length(folder, facts) or longest, longest)
             return ServedModel(model, tokenizer, task, example, longest, _function(ending, model.config))
+    vectors = None if architecture.endswith(FILLING) else read_vectors(folder)
+    if vectors is not None:
+        embedder = Embedder.load(folder)
+        tokenizer = load_tokenizer(folder)
+        return ServedModel(embedder.model, tokenizer, None, TEXT_EXAMPLE, embedder.max_length, "embedding", vectors)
     filler = FillMask.load(folder)
     example = INPUT_EXAMPLE.replace(MASK_TOKEN, filler.mask_token)
     longest = max_length(filler.model.config, filler.tokenizer)

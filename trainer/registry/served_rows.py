@@ -6,7 +6,7 @@ project.
 A masked language model answers through MLflow's transformers flavor, as classifiers of earlier releases do. A tagger
 answers with the words of a text and their places, question answering with a span of the context, and regression with a
 number: transformers has no pipeline that does. A classifier answers as its pipeline, but with the names of special
-tokens in a text as text.
+tokens in a text as text. An encoder of a folder of sentence-transformers answers with vectors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def _load_pyfunc(path: str, model_config: dict[str, Any] | None = None) -> RowBy
     function = FUNCTIONS.get(settings.get("task"))
     if function is None:
         return RowByRow(transformers._load_pyfunc(path, model_config))
-    return RowByRow(function(Path(path), settings["folder"], settings["max_length"]))
+    how = {name: settings[name] for name in ("pooling", "is_unit") if name in settings}
+    return RowByRow(function(Path(path), settings["folder"], settings["max_length"], **how))
 
 
 class RowByRow:
@@ -156,13 +157,18 @@ class TaskFunction:
             }
             with torch.inference_mode():
                 result = self.model(**{name: value.to(self.model.device) for name, value in batch.items()})
-            values = {name: value.float().cpu().numpy() for name, value in result.items() if "logits" in name}
+            named = self.named(result, batch)
+            values = {name: value.float().cpu().numpy() for name, value in named.items()}
             for number, row in enumerate(some):
                 length = len(row["input_ids"])
                 yield {
                     name: value[number] if name == "logits" else value[number, :length]  # of starts and ends
                     for name, value in values.items()
                 }
+
+    def named(self, result: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return the tensors of a batch that `outputs` yields by row."""
+        return {name: value for name, value in result.items() if "logits" in name}
 
 
 class Numbers(TaskFunction):
@@ -294,12 +300,37 @@ class Answers(TaskFunction):
             yield {name: encoded[name][number] for name in names}, offsets
 
 
+class Vectors(TaskFunction):
+    """Embedding: a vector for each text; the end of a longer text than the model takes is not read."""
+
+    auto_class = "AutoModel"
+
+    def __init__(self, path: Path, folder: str, max_length: int, pooling: str = "mean", is_unit: bool = False) -> None:
+        super().__init__(path, folder, max_length)
+        self.pooling, self.is_unit = pooling, is_unit
+
+    def answers(self, rows: Sequence[Sequence[str]]) -> list[list[float]]:
+        return [vector.astype(float).tolist() for vector in self.logits(rows)]
+
+    def named(self, result: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        hidden = result.last_hidden_state  # (num_texts, length, hidden_size)
+        if self.pooling == "cls":
+            vectors = hidden[:, 0]
+        else:
+            weights = batch["attention_mask"].to(hidden.device).unsqueeze(-1).to(hidden.dtype)
+            vectors = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+        if self.is_unit:
+            vectors = torch.nn.functional.normalize(vectors, dim=1)
+        return {"logits": vectors}
+
+
 FUNCTIONS: dict[Any, type[TaskFunction]] = {
     "classification": Classes,
     "regression": Numbers,
     "multilabel_classification": Labels,
     "token_classification": Words,
     "question_answering": Answers,
+    "embedding": Vectors,
 }
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

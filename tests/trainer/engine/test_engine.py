@@ -19,7 +19,8 @@ from trainer.checkpoint.tensors import read_weights
 from trainer.distributed import gradient_reduction
 from trainer.distributed.gradient_reduction import Route
 from trainer.distributed.process_group import Ranks
-from trainer.engine.engine import Engine, build_engine, is_news, overlapped_reduction
+from trainer.engine import fragments
+from trainer.engine.engine import Engine, build_engine, is_news, of_this_rank, overlapped_reduction
 from trainer.engine.fragments import Fragment
 
 SLOW = pytest.mark.slow
@@ -272,7 +273,7 @@ def test_a_fresh_run_starts_with_the_exact_weights_and_without_moments_or_update
     engine, deepspeed = scaled_engine("bf16")
     count = torch.tensor(1.0)
     deepspeed.optimizer.optimizer.state = {0: {"step": count}}
-    engine._initial = {"a": torch.arange(12.0).view(3, 4) + 0.001}
+    engine._initial = {"a": torch.arange(4.0, 10.0) + 0.001}
     weight = torch.full((8,), 9.0)
     moments = {kind: torch.full((8,), 9.0) for kind in ("exp_avg", "exp_avg_sq")}
     states = {weight: moments | {"step": count}}
@@ -282,6 +283,17 @@ def test_a_fresh_run_starts_with_the_exact_weights_and_without_moments_or_update
     assert torch.equal(weight[:6], torch.arange(4.0, 10.0) + 0.001) and not weight[6:].any()
     assert not any(moment.any() for moment in moments.values())
     assert count == 0
+
+
+def test_only_the_initial_weights_of_this_rank_stay_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a rank would have all fp32 weights of the model beside its training state until the first step."""
+    found = SimpleNamespace(name="a", start=4, stop=10)
+    monkeypatch.setattr(fragments, "fragments", lambda *arguments: iter([found]))
+    whole = {"a": torch.arange(12.0).view(3, 4), "b": torch.zeros(2)}
+    deepspeed = SimpleNamespace(module=None, optimizer=None)
+    own = of_this_rank(whole, deepspeed, 2, Ranks(0, 2, 0, torch.device("cpu")))
+    assert list(own) == ["a"] and own["a"].tolist() == [4.0, 5.0, 6.0, 7.0, 8.0, 9.0] and not whole
+    assert own["a"].untyped_storage().nbytes() == 6 * 4
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -29,6 +31,8 @@ from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.fitted_model import FittedModel
+from trainer.hf_export.export import write_sentence_transformer
+from trainer.inference.embedding import Embedder
 from trainer.model.quiet_transformers import quiet_transformers
 from trainer.registry.registration import register
 from trainer.registry.served_model import load_served
@@ -176,6 +180,36 @@ def test_a_classifier_reads_the_names_of_special_tokens_as_predict_does(register
     assert answer(given[0])["score"].tolist() == pytest.approx([expected[0].probability], abs=1e-5)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_folder_of_vectors_answers_as_embed_does(registered: Register, pooling: str, tmp_path: Path) -> None:
+    folder, answer = registered_vectors(registered, AutoModel, tmp_path, pooling)
+    embedder = Embedder(folder)
+    texts = [TEXT, OTHER, LONG, *(text for text in ODD_TEXTS if "\ud800" not in text)]
+    expected = embedder(texts)
+    assert embedder.max_length == 12 and expected.std(axis=0).min() > 0, "else all texts are alike"
+    for given in (texts, pandas.DataFrame({"text": texts})):
+        vectors = answer(given)
+        assert [len(each) for each in vectors] == [16] * len(texts)
+        assert torch.tensor(vectors).sub(torch.tensor(expected)).abs().max() < 1e-5
+    assert answer(TEXT)[0] == pytest.approx(expected[0].tolist(), abs=1e-5)
+    assert answer([TEXT, " ", None])[1:] == [None, None]
+
+
+def registered_vectors(registered: Register, auto_class: Any, tmp_path: Path, pooling: str) -> tuple[Path, Answer]:
+    """A registered encoder without a head, in a folder of sentence-transformers."""
+    source = tmp_path / "source"
+    build = runpy.run_path(str(Path(__file__).parents[2] / "support" / "tiny_hugging_face.py"))["build"]
+    build(source)
+    with quiet_transformers():
+        model = auto_class.from_pretrained(source, add_pooling_layer=False)
+        for weights in model.parameters():
+            weights.data *= 10  # else all texts are alike to it
+        model.save_pretrained(source)
+    write_sentence_transformer(source, 12, 16, pooling)
+    return registered(None, source=source)
+
+
 ODD_TEXTS = [
     "Anna Smith lives in Paris.",
     "Zu\u0308rich \u202eabc\u202c \u05e9\u05dc\u05d5\u05dd \U0001f468\u200d\U0001f469\u200d\U0001f467 ok",
@@ -260,7 +294,7 @@ print(json.dumps(answers if isinstance(answers, list) else answers.to_dict("reco
 
 @pytest.mark.slow
 @pytest.mark.spawn
-@pytest.mark.parametrize("kind", ["tags", "answer", "number", "class"])
+@pytest.mark.parametrize("kind", ["tags", "answer", "number", "class", "vectors"])
 def test_the_function_needs_nothing_of_this_project(
     registered: Register, kind: str, tmp_path: Path, database: str
 ) -> None:
@@ -268,6 +302,8 @@ def test_the_function_needs_nothing_of_this_project(
         _, answer = registered(AutoModelForTokenClassification, num_labels=2)
     elif kind == "answer":
         _, answer = registered(AutoModelForQuestionAnswering, "question")
+    elif kind == "vectors":
+        _, answer = registered_vectors(registered, AutoModel, tmp_path, "cls")
     else:
         _, answer = registered(AutoModelForSequenceClassification, num_labels=1 if kind == "number" else 2)
     given: Any = [{"question": OTHER, "context": TEXT}] if kind == "answer" else [TEXT, OTHER]
@@ -277,6 +313,9 @@ def test_the_function_needs_nothing_of_this_project(
     found, expected = json.loads(done.stdout.splitlines()[-1]), answer(given)
     if kind == "class":
         expected = expected.to_dict("records")
+    if kind == "vectors":
+        assert torch.tensor(found).sub(torch.tensor(expected)).abs().max() < 1e-6
+        return
     assert found == pytest.approx(expected) if kind == "number" else found == expected
 
 

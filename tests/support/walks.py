@@ -1,0 +1,107 @@
+"""Walks: pages whose files are written and whose commands run in order, with the output that the page shows.
+
+A block of a page that begins with a comment `# NAME`, such as `# corpus.yaml`, is the file NAME. A block of text with
+lines `$ COMMAND` runs them; what follows a command is its output. `...` as a line stands for any lines, and at the end
+of a line for any characters. Numbers and digests compare by their shape, because machines and versions differ.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"# ([\w-]+\.\w+)\n")
+_ANY = "..."
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that the walk needs."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line and the lines that the page shows after it."""
+
+    line: str
+    shown: tuple[str, ...]
+
+
+def steps_of(page: str) -> Iterator[File | Command]:
+    """Yield what a page does, in order."""
+    for language, block in _BLOCK.findall(page):
+        if found := _FILE.match(block):
+            yield File(found[1], block[found.end() :])
+        elif language == "text" and block.startswith("$ "):
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                line, _, shown = re.sub(r"\\\n +", "", part).partition("\n")
+                yield Command(line, tuple(shown.splitlines()))
+
+
+def walk(page: Path, folder: Path, variables: Mapping[str, str] | None = None) -> None:
+    """Take every step of a page in a folder; raise AssertionError for the first that fails or prints something else."""
+    programs = folder.parent / f"{folder.name}-programs"
+    programs.mkdir()
+    for name, start in (("clozeworks", f"{sys.executable} -m launch"), ("python", sys.executable)):
+        (programs / name).write_text(f'#!/bin/sh\nexec {start} "$@"\n', encoding="utf-8")
+        (programs / name).chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": str(REPOSITORY),
+        **(variables or {}),
+    }
+    steps = list(steps_of(page.read_text(encoding="utf-8")))
+    assert any(isinstance(step, Command) for step in steps), f"{page.name} has no command"
+    for step in steps:
+        if isinstance(step, File):
+            (folder / step.name).write_text(step.text, encoding="utf-8")
+            continue
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", step.line],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, f"$ {step.line}\n{done.stdout}"
+        missing = first_missing(step.shown, done.stdout.splitlines())
+        assert missing is None, f"$ {step.line}\nthe page shows: {missing}\nthe command printed:\n{done.stdout}"
+
+
+def first_missing(shown: tuple[str, ...] | list[str], printed: list[str]) -> str | None:
+    """Return the first line of a page that an output does not have at its place; None if it has all, and no others."""
+    position, skips = 0, False
+    for line in shown:
+        if line == _ANY:
+            skips = True
+            continue
+        places = range(position, len(printed) if skips else min(position + 1, len(printed)))
+        place = next((place for place in places if _is_shown(line, printed[place])), None)
+        if place is None:
+            return line
+        position, skips = place + 1, False
+    return None if skips or position == len(printed) else f"nothing after this, but came {printed[position]!r}"
+
+
+def _is_shown(line: str, printed: str) -> bool:
+    if line.endswith(_ANY):
+        return _shape(printed).startswith(_shape(line.removesuffix(_ANY)))
+    return _shape(printed) == _shape(line)
+
+
+def _shape(line: str) -> str:
+    """A line without the values of its numbers and digests, and without the width of its columns."""
+    line = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "HEX", line)
+    return re.sub(r" {2,}", " ", re.sub(r"\d+(?:[.,:]\d+)*", "0", line)).strip()
