@@ -48,8 +48,8 @@ class ModelSettings(Settings):
     )
     position_embedding: Literal["learned", "sinusoidal", "rotary", "none"] = Field(
         "learned",
-        description="position encoding: added to embeddings (learned, sinusoidal) or rotary (RoPE); with none the "
-        "encoder does not see the order of tokens, and transformers has no such class",
+        description="position encoding: added to embeddings (learned, sinusoidal) or rotary (RoPE); with none "
+        "only local attention or a causal objective shows the order of tokens, and transformers has no such class",
     )
     norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="type of all norms")
     norm_position: Literal["post", "pre"] = Field(
