@@ -32,7 +32,7 @@ _PLACEHOLDER = re.compile(r"\.\.\.|\b[A-Z]{2,}\b")
 OF_OTHER_PROGRAMS = {
     *("--interface", "--memory-limit", "--nthreads", "--nworkers", "--upgrade", "--hostfile", "--num_gpus"),
     *("--help", "--constraints", "--no-deps", "--local", "--unset", "--global", "--remote-name", "--deepspeed_config"),
-    *("--backend-store-uri", "--experiment-id", "--run-id", "--local-dir"),
+    *("--backend-store-uri", "--experiment-id", "--run-id", "--local-dir", "--env-manager", "--port"),
 }
 """Options of the Dask, DeepSpeed, pip, git, curl, MLflow and Hugging Face commands, and of every parser."""
 
