@@ -1,12 +1,15 @@
-"""Write the vectors of texts, or list the nearest words of a word.
+"""Write the vectors of texts, or compare a word with other words or its own occurrences.
 
     clozeworks embed --model models:/NAME@ALIAS --input texts.txt --output vectors.npy
     clozeworks embed --model models:/NAME@ALIAS --neighbors bank --input texts.txt
+    clozeworks embed --model models:/NAME@ALIAS --occurrences bank --input texts.txt
 
 The texts are the lines of a file or of standard input, or a column of a table (tsv, csv, jsonl, parquet). A .parquet
 output contains the texts and their vectors. A row of a table with an empty or invalid text has a vector of NaN, and a
 warning names it. --neighbors lists the nearest words by the embedding table and, with
---input, by their contextual vectors in these texts.
+--input, by their contextual vectors in these texts. --occurrences prints a line for each occurrence of a word with its
+sentence and its cosine with the first occurrence: static is that of the embedding table, context that of the hidden
+states; the last number is the occurrence that is nearest in context.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import TYPE_CHECKING
 from data_prep.base.arguments import at_least, local_output
 from data_prep.base.errors import UsageError, UserError, run_command
 from data_prep.base.logs import logger
-from data_prep.base.terminal import counted
+from data_prep.base.terminal import counted, printable
 from data_prep.storage import storage
 from launch.options import (
     add_batch_size,
@@ -68,12 +71,15 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--pooling", choices=("mean", "cls"), help="pooling over a text's tokens (default: the model's, else mean)"
     )
     add_dry_run(vectors, "read the texts and load the model, but write nothing")
-    words = parser.add_argument_group("nearest words")
+    words = parser.add_argument_group("one word")
     words.add_argument("--neighbors", metavar="WORD", help="list the nearest words of WORD, and write no vectors")
     words.add_argument("--top-k", type=at_least(1), default=10, metavar="K", help="number of words (default 10)")
+    words.add_argument("--occurrences", metavar="WORD", help="compare the occurrences of WORD in the texts")
     read = parser.parse_args(arguments)
-    if read.neighbors is None and read.output is None:
-        parser.error("give --output FILE for vectors, or --neighbors WORD")
+    if read.neighbors is None and read.occurrences is None and read.output is None:
+        parser.error("give --output FILE for vectors, or --neighbors WORD, or --occurrences WORD")
+    if read.occurrences is not None and (read.neighbors is not None or read.output is not None):
+        parser.error("--occurrences writes no vectors and lists no neighbors: leave --output and --neighbors out")
     if read.output is not None and read.output.suffix not in (".npy", ".parquet"):
         parser.error(f"--output {read.output} has an unsupported file type; supported: .npy, .parquet")
     if read.input is not None and read.input.suffix in TABLES and read.text_column is None:
@@ -83,8 +89,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    if arguments.neighbors is not None:
-        check_utf8([arguments.neighbors])
+    word = arguments.neighbors if arguments.occurrences is None else arguments.occurrences
+    if word is not None:
+        check_utf8([word])
     else:
         check_new_file(arguments.output)
     # The embedding table needs no texts, so the command does not wait for standard input.
@@ -95,6 +102,9 @@ def main() -> None:
     given = [text for text in texts if text is not None]
     if arguments.neighbors is not None:
         show_neighbors(embedder, given, arguments)
+        return
+    if arguments.occurrences is not None:
+        show_occurrences(embedder, given, arguments)
         return
     if arguments.dry_run:
         print(f"dry run: would embed {counted(len(given), 'text')} into {arguments.output}; nothing was written")
@@ -206,6 +216,26 @@ def show_neighbors(embedder: Embedder, texts: list[str], arguments: argparse.Nam
             f"{word!r} in context ({counted(count, 'time')} in {counted(len(texts), 'text')}): "
             + ", ".join(f"{neighbor} {cosine:.3f}" for neighbor, cosine in near)
         )
+
+
+def show_occurrences(embedder: Embedder, texts: list[str], arguments: argparse.Namespace) -> None:
+    """Print a line for each occurrence of a word: its cosines with the first one, the nearest one, its sentence."""
+    import numpy as np
+
+    from trainer.inference.embedding import cosines_with
+
+    word = arguments.occurrences
+    found = embedder.occurrences(word, texts, arguments.layer, arguments.batch_size)
+    static, contextual = (np.stack([getattr(each, kind) for each in found]) for kind in ("static", "contextual"))
+    print(f"{word!r}: {counted(len(found), 'occurrence')} in {counted(len(texts), 'text')}")
+    print("number  static  context  nearest  sentence")
+    columns = zip(found, cosines_with(static[0], static), cosines_with(contextual[0], contextual), strict=True)
+    for number, (each, by_table, by_context) in enumerate(columns):
+        others = cosines_with(contextual[number], contextual)
+        others[number] = -np.inf
+        nearest = str(int(others.argmax()) + 1) if len(found) > 1 else "-"
+        marked = f"{each.text[: each.start]}[{each.text[each.start : each.stop]}]{each.text[each.stop :]}"
+        print(f"{number + 1:>6}  {by_table:>6.3f}  {by_context:>7.3f}  {nearest:>7}  {printable(marked)}")
 
 
 if __name__ == "__main__":

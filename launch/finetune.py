@@ -9,6 +9,10 @@ Without --valid and --test the command splits off a tenth of --train for each, b
 Reported scores are computed on the test examples, or on the valid examples if there is --valid but no --test. The
 command writes OUTPUT/model, which loads in transformers without this project, OUTPUT/report.txt (the printed report),
 OUTPUT/scores.json and OUTPUT/curves.png. It does not need deepspeed.
+
+--layer trains nothing in the encoder: it fits a linear probe on the stored features of every layer (all), or of one
+(0 is the embeddings), and writes OUTPUT/probes.json and OUTPUT/probes.png. The task length has the number of tokens of
+--text-column as its label; for subject_number --train is BLiMP's folder, or files of it, without columns.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ TASKS = (
     *("classification", "multilabel_classification", "pair_classification", "regression", "token_classification"),
     *("question_answering", "embedding"),
 )
+PROBE_TASKS = ("length", "subject_number")
 VARIANTS = ("scratch", "frozen", "full")
 
 
@@ -37,7 +42,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.usage = "%(prog)s --model MODEL --task TASK --train FILE [OPTIONS]"
     task = parser.add_argument_group("model and task")
     add_model(task)
-    task.add_argument("--task", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
+    task.add_argument(
+        "--task",
+        required=True,
+        choices=(*TASKS, *PROBE_TASKS),
+        metavar="TASK",
+        help=f"{', '.join(TASKS)}; with --layer also {', '.join(PROBE_TASKS)}",
+    )
     data = parser.add_argument_group("labeled data: tsv, csv, jsonl, parquet, json of SQuAD, or conll")
     data.add_argument("--train", required=True, type=Path, metavar="FILE", help="training examples")
     data.add_argument("--valid", type=Path, metavar="FILE", help="examples that select learning rate and epoch")
@@ -72,6 +83,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     variant = how.add_mutually_exclusive_group()
     variant.add_argument("--freeze-encoder", action="store_true", help="train only the head, on stored features")
     variant.add_argument("--from-scratch", action="store_true", help="train encoder and head from random weights")
+    variant.add_argument(
+        "--layer",
+        metavar="N",
+        help="fit linear probes instead: on the features of layer N, or of every layer (all)",
+    )
     variant.add_argument(
         "--compare", action=Joined, metavar="A,B,...", help=f"compare several of {', '.join(VARIANTS)}"
     )
@@ -129,12 +145,15 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     out.add_argument("--no-tracking", action="store_true", help="log nothing to MLflow")
     add_dry_run(out, "read the data, check and estimate, but train and write nothing")
-    read = parser.parse_args(arguments)
-    if read.task != "embedding" and None in (read.text_column, read.label_column):
-        lacking = [name for name in ("text", "label") if getattr(read, f"{name}_column") is None]
-        options = ", ".join(f"--{name}-column" for name in lacking)
-        parser.error(f"the following arguments are required for --task {read.task}: {options}")
-    return read
+    given = parser.parse_args(arguments)
+    columns = {"--text-column": given.text_column, "--label-column": given.label_column}
+    needed = {"embedding": [], "length": ["--text-column"], "subject_number": []}.get(given.task, [*columns])
+    if missing := [option for option in needed if columns[option] is None]:
+        parser.error(f"the following arguments are required for --task {given.task}: {', '.join(missing)}")
+    unused = {**columns, "--pair-column": given.pair_column} if given.task in PROBE_TASKS else {}
+    if extra := [option for option, name in unused.items() if option not in needed and name is not None]:
+        parser.error(f"--task {given.task} does not read {', '.join(extra)}")
+    return given
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -153,11 +172,24 @@ def main() -> None:
     settings = settings_of(arguments)
     check_settings(settings)
     check_new_folder(arguments.output)
+    if settings.layer is not None:
+        probe_layers(settings, arguments.dry_run)
+        return
     experiment = prepare_experiment(settings, log)
     if arguments.dry_run:
         log("dry run: nothing was fitted and nothing was written")
         return
     fit_experiment(experiment, log)
+
+
+def probe_layers(settings: FinetuneSettings, is_dry_run: bool) -> None:
+    from trainer.finetuning.layer_probes import prepare_probes, run_probes
+
+    plan = prepare_probes(settings, log)
+    if is_dry_run:
+        log("dry run: no probe was fitted and nothing was written")
+        return
+    run_probes(plan, log)
 
 
 def settings_of(arguments: argparse.Namespace) -> FinetuneSettings:

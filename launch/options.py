@@ -28,10 +28,10 @@ def command_parser(name: str, description: str | None) -> CommandParser:
     return CommandParser(prog=prog, description=description, formatter_class=HelpFormatter)
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
+def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Add the configuration of a training run: --config and overrides."""
     group = parser.add_argument_group("configuration")
-    group.add_argument("--config", required=True, metavar="FILE", help="YAML file, or the name of a preset")
+    group.add_argument("--config", required=required, metavar="FILE", help="YAML file, or the name of a preset")
     group.add_argument("overrides", nargs="*", metavar="section.field=value", help="overrides of the file's settings")
 
 

@@ -16,6 +16,7 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from launch import embed, next_sentence, show_attention
 from tests.support.error_codes import coded
+from trainer.inference.attention_maps import attention_maps
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +106,8 @@ def test_empty_lines_are_skipped_and_rows_without_text_have_no_vector(
         (next_sentence, ("the \udcff", "it ran")),
         (show_attention, ("--output", "heads.png", "the \udcff")),
         (embed, ("--neighbors", "\udcff")),
+        (embed, ("--occurrences", "\udcff")),
+        (show_attention, ("--numbers", "the \udcff")),
     ],
 )
 def test_bytes_of_another_encoding_are_wrong_usage(
@@ -123,6 +126,51 @@ def test_neighbors_are_shown_static_and_in_the_texts_given(
     run(monkeypatch, embed, *arguments, "--input", "-", stdin="the cat sat\na dog ran\n")
     static, context = capsys.readouterr().out.splitlines()
     assert "embedding table" in static and "(1 time in 2 texts)" in context and context.count(",") == 2
+
+
+def test_occurrences_are_compared_a_line_each(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--model", str(tiny_hugging_face), "--occurrences", "cat")
+    run(monkeypatch, embed, *arguments, stdin="the cat sat\na dog ran\nthe cat sat\ncat \x1b[1m on a mat\n")
+    title, header, *lines = capsys.readouterr().out.splitlines()
+    assert title == "'cat': 3 occurrences in 4 texts" and header.split()[:4] == [
+        "number",
+        "static",
+        "context",
+        "nearest",
+    ]
+    cells = [line.split(maxsplit=4) for line in lines]
+    assert [each[0] for each in cells] == ["1", "2", "3"] and {each[1] for each in cells} == {"1.000"}
+    assert [each[3] for each in cells][:2] == ["2", "1"], "the same sentence is the nearest"
+    assert cells[0][2] == cells[1][2] == "1.000" and float(cells[2][2]) < 0.9995
+    assert cells[0][4] == "the [cat] sat" and cells[2][4] == r"[cat] \x1b[1m on a mat"
+    run(monkeypatch, embed, *arguments, "--layer", "0", stdin="the cat\n")
+    assert capsys.readouterr().out.splitlines()[-1].split()[2:4] == ["1.000", "-"]
+    for also in (("--output", "v.npy"), ("--neighbors", "cat")):
+        with pytest.raises(SystemExit):
+            run(monkeypatch, embed, *arguments, *also, stdin="the cat\n")
+    with pytest.raises(UsageError, check=coded("word-not-in-texts")):
+        run(monkeypatch, embed, "--model", str(tiny_hugging_face), "--occurrences", "horse", stdin="the cat\n")
+
+
+def test_attention_is_printed_as_numbers_that_are_the_models(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--model", str(tiny_hugging_face), "the cat sat")
+    run(monkeypatch, show_attention, *arguments, "--numbers", "--head", "2")
+    title, header, *rows, last = capsys.readouterr().out.splitlines()
+    assert title == "layer 1, head 2" and not last and not list(Path().iterdir())
+    tokens = header.split()
+    assert tokens[0] == "[CLS]" and [row.split()[0] for row in rows] == tokens
+    weights = attention_maps(tiny_hugging_face, "the cat sat").weights[0, 1]
+    np.testing.assert_allclose([[float(cell) for cell in row.split()[1:]] for row in rows], weights, atol=0.0051)
+    assert len({len(line) for line in (header, *rows)}) == 1, "columns line up"
+    run(monkeypatch, show_attention, *arguments, "--numbers", "--output", "heads.png", "--dry-run")
+    printed = capsys.readouterr().out
+    assert "layer 1, head 1\n" in printed and "nothing was written" in printed and not Path("heads.png").exists()
+    with pytest.raises(SystemExit):
+        run(monkeypatch, show_attention, *arguments)
 
 
 def test_pairs_come_from_the_command_line_or_line_by_line(

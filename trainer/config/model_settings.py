@@ -46,8 +46,10 @@ class ModelSettings(Settings):
     type_vocab_size: NonNegativeInt = Field(
         2, le=2**16, description="token types (segments A and B); 0: no token type embedding"
     )
-    position_embedding: Literal["learned", "sinusoidal", "rotary"] = Field(
-        "learned", description="position encoding: added to embeddings (learned, sinusoidal) or rotary (RoPE)"
+    position_embedding: Literal["learned", "sinusoidal", "rotary", "none"] = Field(
+        "learned",
+        description="position encoding: added to embeddings (learned, sinusoidal) or rotary (RoPE); with none "
+        "only local attention or a causal objective shows the order of tokens, and transformers has no such class",
     )
     norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="type of all norms")
     norm_position: Literal["post", "pre"] = Field(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 
 import numpy as np
 import torch
@@ -16,8 +15,8 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.data_settings import DataSettings
 from trainer.config.masking_law import bound_weights, stratified_draws
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.custom_masking import CustomMasking
-from trainer.data.masking import MaskedRows, Masking, mask_rows, piece_kinds
+from trainer.data.masker import masker_of, masking_of, needs_pieces
+from trainer.data.masking import MaskedRows
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, RowSettings, Segments
 from trainer.data.randomness import Purpose, fold, root_key, uniform
 from trainer.data.sample_range import SampleRange
@@ -173,9 +172,10 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
     def __init__(self, samples: SampleSpace, data: DataSettings, shard_set: ShardSet, num_rows: int) -> None:
         """`shard_set` has the tokenizer that all components share."""
         self._samples = samples
-        self._masking = masking = _masking_of(data, shard_set)
-        custom = None if masking.custom is None else CustomMasking(masking.custom, masking)
-        self._mask_rows = partial(mask_rows, masking=masking) if custom is None else custom.mask_rows
+        manifest = shard_set.manifest.tokenizer
+        pieces = Tokenizer.load(shard_set.tokenizer_folder).pieces if needs_pieces(data) else None
+        self._masking = masking_of(data, manifest.vocab_size, manifest.special_tokens, pieces)
+        self._mask_rows = masker_of(self._masking)
         self._num_rows = num_rows
         self._skip_corrupt_shards = data.on_corrupt_shard == "skip"
         self._mask_key = root_key(samples.seed, samples.usage, Purpose.MASKING)
@@ -244,21 +244,3 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
         positions = masked.masked_positions[masked.labels != IGNORED]
         counts = np.bincount(positions // input_ids.shape[1], minlength=len(input_ids))
         return {"row_weights": bound_weights(self._law, counts, tokens), "row_tokens": tokens}
-
-
-def _masking_of(data: DataSettings, shard_set: ShardSet) -> Masking:
-    needs_pieces = data.masking is not None or data.mask_unit != "token"
-    pieces = tuple(Tokenizer.load(shard_set.tokenizer_folder).pieces) if needs_pieces else None
-    return Masking(
-        data.max_mlm_probability,
-        data.mask_share,
-        data.random_share,
-        shard_set.manifest.tokenizer.vocab_size,
-        data.mask_unit,
-        None if pieces is None else piece_kinds(pieces),
-        data.mean_span_words,
-        shard_set.manifest.tokenizer.special_tokens,
-        data.masking,
-        None if data.masking is None else pieces,
-        data.law if data.law.is_drawn else None,
-    )

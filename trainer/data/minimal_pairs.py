@@ -34,6 +34,23 @@ CHANCE = 0.5
 FEWEST_PAIRS = 30
 """A bootstrap interval of fewer pairs says little; if a model is right on all of them, it has no width."""
 _SHOWN_CHARACTERS = 60
+VERB_PARADIGMS = (
+    *("regular_plural_subject_verb_agreement_1", "irregular_plural_subject_verb_agreement_1"),
+    *("distractor_agreement_relational_noun", "distractor_agreement_relative_clause"),
+)
+"""Paradigms of BLiMP whose two sentences differ in the verb that agrees with the subject."""
+SUBJECT_PARADIGMS = ("regular_plural_subject_verb_agreement_2", "irregular_plural_subject_verb_agreement_2")
+"""Paradigms of BLiMP whose two sentences differ in the noun of the subject."""
+_SINGULAR_VERBS = frozenset("is was has does isn't wasn't hasn't doesn't".split())
+_PLURAL_VERBS = frozenset("are were have do aren't weren't haven't don't".split())
+_REGULAR_ENDINGS = (("", "s"), ("", "es"), ("y", "ies"))
+_NOUN_ENDINGS = (
+    *(*_REGULAR_ENDINGS, ("f", "ves"), ("fe", "ves")),
+    *(("man", "men"), ("child", "children"), ("person", "people"), ("ox", "oxen"), ("foot", "feet")),
+    *(("tooth", "teeth"), ("goose", "geese"), ("mouse", "mice"), ("louse", "lice")),
+    *(("us", "i"), ("is", "es"), ("um", "a"), ("on", "a")),
+)
+"""Endings of a noun in singular and plural."""
 
 
 class MinimalPair(NamedTuple):
@@ -97,6 +114,53 @@ def read_minimal_pairs(path: str | Path) -> list[MinimalPair]:
             code="no-minimal-pairs",
         )
     return pairs
+
+
+class NumberedSentence(NamedTuple):
+    """A sentence and the number of its subject: `singular` or `plural`."""
+
+    text: str
+    number: str
+    paradigm: str
+
+
+def subject_number(pairs: Sequence[MinimalPair]) -> list[NumberedSentence]:
+    """Return the good sentences of `VERB_PARADIGMS` and `SUBJECT_PARADIGMS`, each once, with the subject's number.
+
+    The two sentences of a pair differ in one word, which tells the number of the good one. Where this is the verb, a
+    form of `is`, `was`, `has` or `does`, or the form in -s of the two, is singular ("The cat sleeps", not "sleep").
+    Where it is the noun, the two are singular and plural of one noun ("The women meet", not "woman"). The bad sentences
+    are left out, since their subject and verb contradict each other. So are pairs that differ otherwise, and pairs of
+    other paradigms.
+    """
+    numbered = (
+        NumberedSentence(pair.good, number, pair.paradigm)
+        for pair in pairs
+        if (number := _number_of_subject(pair)) is not None
+    )
+    return list({each.text: each for each in numbered}.values())
+
+
+def _number_of_subject(pair: MinimalPair) -> str | None:
+    """Return the number of the good sentence's subject; None if the pair does not tell."""
+    good, bad = (text.rstrip(" .!?").split() for text in (pair.good, pair.bad))
+    differing = [words for words in zip(good, bad, strict=False) if words[0] != words[1]]
+    if len(good) != len(bad) or len(differing) != 1:
+        return None
+    ours, other = (word.lower() for word in differing[0])
+    if pair.paradigm in SUBJECT_PARADIGMS:
+        is_plural, is_singular = (_is_plural_of(*words, _NOUN_ENDINGS) for words in ((ours, other), (other, ours)))
+    elif pair.paradigm in VERB_PARADIGMS:
+        is_plural = ours in _PLURAL_VERBS or _is_plural_of(other, ours, _REGULAR_ENDINGS)
+        is_singular = ours in _SINGULAR_VERBS or _is_plural_of(ours, other, _REGULAR_ENDINGS)
+    else:
+        return None
+    return None if is_plural == is_singular else "plural" if is_plural else "singular"
+
+
+def _is_plural_of(word: str, base: str, endings: Sequence[tuple[str, str]]) -> bool:
+    """Return whether `word` is `base` with one of its endings replaced: a noun's plural, or a verb's form in -s."""
+    return any(base.endswith(of_base) and word == base.removesuffix(of_base) + ending for of_base, ending in endings)
 
 
 def _files_in(folder: Path) -> list[Path]:

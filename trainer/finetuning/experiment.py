@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -19,7 +19,6 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from data_prep.base.errors import UsageError
 from data_prep.base.logs import logger
 from trainer.finetuning.finetune_settings import FinetuneSettings
 from trainer.finetuning.fit import Diverged, FitPoint, fit, order, predict
@@ -120,15 +119,7 @@ def prepare(settings: FinetuneSettings) -> Experiment:
     task, examples = read_task(settings.task, settings.files, settings.columns, settings.split_seed)
     metric = choosing_metric(task, settings.metric)
     encoder = hugging_face_folder(settings.model, settings.tracking_uri)
-    preprocessor, max_length = Preprocessor.load(encoder), settings.max_length
-    if max_length is not None and max_length > preprocessor.max_length:
-        raise UsageError(
-            f"--max-length {max_length} exceeds the {preprocessor.max_length} tokens of the model's pretraining length",
-            fix=f"give at most {preprocessor.max_length}, or leave it out",
-            code="max-length-too-large",
-        )
-    if max_length is not None:
-        preprocessor = replace(preprocessor, max_length=max_length, is_shortened=max_length < preprocessor.max_length)
+    preprocessor = Preprocessor.load(encoder).limited(settings.max_length)
     hidden_size = load_config(encoder).hidden_size
     task = task.configured(settings.pooling, settings.matryoshka, hidden_size)
     data = encode_task(task, examples, preprocessor)

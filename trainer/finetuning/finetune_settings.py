@@ -11,6 +11,7 @@ from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import validate_settings
 from trainer.config.registry_settings import check_names
 from trainer.config.run_settings import TrackingSettings
+from trainer.data.minimal_pairs import read_minimal_pairs
 from trainer.finetuning.examples import Columns
 from trainer.finetuning.tables import check_readable
 from trainer.finetuning.task_data import Files, read_task, task_of_columns
@@ -21,6 +22,22 @@ from trainer.tracking.mlflow_server import resolve_tracking_uri
 
 Variant = Literal["scratch", "frozen", "full"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
+ProbeTaskName = Literal["length", "subject_number"]
+PROBE_TASKS: tuple[ProbeTaskName, ...] = get_args(ProbeTaskName)
+"""Tasks of linear probes (`layer`) whose labels need no column."""
+ALL_LAYERS = "all"
+_OF_FITS = {
+    "variants": "--compare, --freeze-encoder and --from-scratch",
+    "learning_rates": "--learning-rates",
+    "epochs": "--epochs",
+    "early_stopping": "--early-stopping",
+    "register": "--register",
+    "alias": "--alias",
+    "experiment": "--experiment",
+    "pooling": "--pooling",
+    "matryoshka": "--matryoshka",
+}
+"""Settings of fits, which linear probes do not have, with their options."""
 Pooling = Literal["mean", "cls"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 USUAL_COLUMNS = {"embedding": ("anchor", "positive")}
@@ -58,7 +75,9 @@ class FinetuneSettings(FitSettings):
 
     model: str | Path
     train: str | Path
-    task: TaskName = "classification"
+    task: TaskName | ProbeTaskName = "classification"
+    layer: str | None = None
+    """Layer to probe instead of a fit: `all`, a number from 0 (embeddings) on, or `norm` (after the last layer)."""
     valid: str | Path | None = None
     test: str | Path | None = None
     text_column: str | None = None
@@ -102,10 +121,15 @@ class FinetuneSettings(FitSettings):
 
 def check_settings(settings: FinetuneSettings) -> None:
     """Check the arguments, the names and the files, before torch is imported and a model is loaded or downloaded."""
-    if settings.task not in TASK_NAMES:
+    if settings.layer is None and settings.task not in TASK_NAMES:
+        probes = " (with --layer also length and subject_number)" if settings.task in PROBE_TASKS else ""
         raise UsageError(
-            f"--task {settings.task!r} is unknown", fix=f"give one of {', '.join(TASK_NAMES)}", code="unknown-task"
+            f"--task {settings.task!r} is unknown{probes}",
+            fix=f"give one of {', '.join(TASK_NAMES)}",
+            code="unknown-task",
         )
+    if settings.layer is not None:
+        _check_probes(settings)
     if settings.on_bad_row not in ("refuse", "skip"):
         raise UsageError(
             f"--on-bad-row {settings.on_bad_row!r} is unknown", fix="give refuse or skip", code="unknown-bad-row-rule"
@@ -142,15 +166,49 @@ def check_settings(settings: FinetuneSettings) -> None:
         )
     if settings.register:
         check_names(settings.register, settings.alias)
-    task = task_of_columns(settings.task, settings.columns.pair)
-    choosing_metric(task, settings.metric)
-    check_vectors(settings, task)
+    if settings.task not in PROBE_TASKS:
+        task = task_of_columns(settings.task, settings.columns.pair)
+        choosing_metric(task, settings.metric)
+        check_vectors(settings, task)
+    if settings.task == "subject_number":
+        check_model_name(settings.model)
+        for path in settings.files.given.values():
+            read_minimal_pairs(path)
+        return
     for path in settings.files.given.values():
         check_readable(path)
-    if settings.is_tracked:
+    if settings.is_tracked and settings.layer is None:
         tracking_settings(settings)
     check_model_name(settings.model)
+    if settings.task == "length":
+        return
     read_task(settings.task, settings.files, settings.columns, settings.split_seed)
+
+
+def _check_probes(settings: FinetuneSettings) -> None:
+    """Check what only `layer` uses, and that nothing is given that it does not use."""
+    layer, without = settings.layer or "", ("multilabel_classification", "question_answering", "embedding")
+    if layer not in (ALL_LAYERS, "norm") and not (layer.isascii() and layer.isdecimal()):
+        raise UsageError(
+            f"--layer {layer!r} is no layer",
+            fix="give all, a number from 0 (the embeddings) on, or norm (the norm after the last layer)",
+            code="unknown-layer",
+        )
+    tasks = [name for name in (*TASK_NAMES, *PROBE_TASKS) if name not in without]
+    if settings.task not in tasks:
+        raise UsageError(
+            f"--layer fits linear probes, which --task {settings.task} does not have",
+            fix=f"give one of {', '.join(tasks)}",
+            code="unknown-task",
+        )
+    usual = FinetuneSettings(model=settings.model, train=settings.train)
+    for name, option in _OF_FITS.items():
+        if getattr(settings, name) != getattr(usual, name):
+            raise UsageError(
+                f"--layer fits linear probes on a frozen encoder, and {option} is for fits of the model",
+                fix=f"leave out {option}, or --layer",
+                code="option-without-effect",
+            )
 
 
 def check_vectors(settings: FinetuneSettings, task: Task) -> None:

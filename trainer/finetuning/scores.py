@@ -26,7 +26,14 @@ def figure(value: float) -> str:
 def figure_of_seeds(values: Sequence[float]) -> str:
     """Return the mean of a score over seeds, and the standard deviation if there are several."""
     mean = figure(fmean(values))
-    return f"{mean} ± {figure(stdev(values))}" if len(values) > 1 else mean
+    if len(values) < 2:
+        return mean
+    spread = stdev(values)
+    return (
+        f"{mean} ± {spread:.4f}"
+        if figure(spread) == "0.0000" or spread < 1e-3 <= abs(fmean(values))
+        else (f"{mean} ± {figure(spread)}")
+    )
 
 
 class Entity(NamedTuple):

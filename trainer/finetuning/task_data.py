@@ -160,12 +160,19 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
         )
         for part, path in files.given.items()
     }
+    return divide(task, examples, files, columns.label, seed)
+
+
+def divide(
+    task: Task, examples: dict[str, Examples], files: Files, label_column: str, seed: int
+) -> tuple[Task, dict[str, Examples]]:
+    """Return the task with the classes of the training examples, and the examples with the parts that files lack."""
     labels = examples["train"].labels or []
     if isinstance(task, ClassificationTask):
         _check_classes_repeat(labels, files.train)
     if isinstance(task, RegressionTask) and len(set(labels)) < 2:
         raise UsageError(
-            f"{files.train} has the same number in every row of column {columns.label!r}",
+            f"{files.train} has the same number in every row of column {label_column!r}",
             fix="give another --label-column",
             code="nothing-to-learn",
         )
@@ -173,7 +180,7 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
         names = class_names(_flat(labels), files.train)
         for part in examples.keys() - {"train"}:
             _check_known(_flat(examples[part].labels or []), names, files.given[part])
-        task = make_task(name, names)
+        task = make_task(task.name, names)
     by_context = files.has_contexts and isinstance(task, AnswerTask)
     groups = labels if isinstance(task, ClassificationTask) else [0] * len(labels)
     examples = _cut_missing(examples, groups, seed, by_context)

@@ -7,7 +7,7 @@ greatest cosine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,24 @@ class Neighbor(NamedTuple):
 
     word: str
     cosine: float
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """A word of a text: its characters from `start` to `stop` - 1, and its two vectors (hidden_size,) float32."""
+
+    text: str
+    start: int
+    stop: int
+    static: np.ndarray
+    """Mean of the rows of the embedding table that belong to the word's tokens."""
+    contextual: np.ndarray
+    """Mean of the hidden states of the word's tokens."""
+
+    @property
+    def word(self) -> str:
+        """In lower case."""
+        return self.text[self.start : self.stop].casefold()
 
 
 @dataclass(frozen=True)
@@ -148,25 +166,37 @@ class Embedder:
         Raises:
             UsageError: `word` is not in the texts, or the model has no such layer.
         """
-        self._check_layer(layer)
         sums: dict[str, np.ndarray] = {}
         counts: dict[str, int] = {}
-        for start in range(0, len(texts), batch_size):
-            for occurrence, vector in self._word_vectors(texts[start : start + batch_size], layer):
-                sums[occurrence] = sums.get(occurrence, 0.0) + vector
-                counts[occurrence] = counts.get(occurrence, 0) + 1
+        for occurrence in self._all_words(texts, layer, batch_size):
+            found = occurrence.word
+            sums[found] = sums.get(found, 0.0) + occurrence.contextual
+            counts[found] = counts.get(found, 0) + 1
         wanted = word.casefold()
         if wanted not in sums:
-            raise UsageError(
-                f"the texts do not contain the word {word!r}",
-                fix="give texts that contain it, or another word",
-                code="word-not-in-texts",
-            )
+            raise _word_not_in_texts(word)
         means = np.stack([sums[occurrence] / counts[occurrence] for occurrence in sums])
         return _nearest(means[list(sums).index(wanted)], list(sums), means, word, top_k), counts[wanted]
 
-    def _word_vectors(self, texts: Sequence[str], layer: int) -> list[tuple[str, np.ndarray]]:
-        """Return (word in lower case, vector (hidden_size,)) for every word of the texts that was not truncated."""
+    def occurrences(self, word: str, texts: Sequence[str], layer: int = -1, batch_size: int = 32) -> list[Occurrence]:
+        """Return every occurrence of `word` in the texts, in their order, in upper or lower case.
+
+        Raises:
+            UsageError: `word` is not in the texts, or the model has no such layer.
+        """
+        wanted = word.casefold()
+        found = [each for each in self._all_words(texts, layer, batch_size) if each.word == wanted]
+        if not found:
+            raise _word_not_in_texts(word)
+        return found
+
+    def _all_words(self, texts: Sequence[str], layer: int, batch_size: int) -> Iterator[Occurrence]:
+        self._check_layer(layer)
+        for start in range(0, len(texts), batch_size):
+            yield from self._words(texts[start : start + batch_size], layer)
+
+    def _words(self, texts: Sequence[str], layer: int) -> list[Occurrence]:
+        """Return every word of the texts that was not truncated."""
         with quiet_transformers():
             encoded = self.tokenizer(
                 list(texts), truncation=True, max_length=self.max_length, return_offsets_mapping=True
@@ -174,7 +204,8 @@ class Embedder:
         hidden = self._hidden_states(
             self._preprocessor.collate([{"input_ids": ids} for ids in encoded["input_ids"]]), layer
         )
-        vectors = []
+        table = self.model.get_input_embeddings().weight.detach().float()
+        words = []
         for number, text in enumerate(texts):
             spans = encoded["offset_mapping"][number]
             for match in WORD.finditer(text):
@@ -182,8 +213,10 @@ class Embedder:
                     index for index, (begin, end) in enumerate(spans) if begin < match.end() and end > match.start()
                 ]
                 if inside:
-                    vectors.append((match.group().casefold(), hidden[number, inside].mean(dim=0).numpy()))
-        return vectors
+                    ids = [encoded["input_ids"][number][index] for index in inside]
+                    static, contextual = table[ids].mean(dim=0), hidden[number, inside].mean(dim=0)
+                    words.append(Occurrence(text, match.start(), match.end(), static.numpy(), contextual.numpy()))
+        return words
 
     def _hidden_states(self, batch: dict[str, torch.Tensor], layer: int) -> torch.Tensor:
         """Return the hidden states (num_texts, length, hidden_size) of one padded batch."""
@@ -229,14 +262,28 @@ def _load_encoder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
     return model, load_text_tokenizer(folder)
 
 
+def _word_not_in_texts(word: str) -> UsageError:
+    return UsageError(
+        f"the texts do not contain the word {word!r}",
+        fix="give texts that contain it, or another word",
+        code="word-not-in-texts",
+    )
+
+
 def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     weights = mask.unsqueeze(-1).to(hidden.dtype)  # (num_texts, length, 1)
     return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
 
 
+def cosines_with(vector: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Return the cosine of `vector` (hidden_size,) with each of `vectors` (n, hidden_size), (n,) float32."""
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(vector)
+    cosines: np.ndarray = vectors @ vector / np.maximum(lengths, 1e-12)
+    return cosines
+
+
 def _nearest(vector: np.ndarray, words: Sequence[str], vectors: np.ndarray, but: str, top_k: int) -> list[Neighbor]:
     """Return the `top_k` words other than `but` whose `vectors` have the greatest cosine with `vector`."""
-    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(vector)
-    cosines = vectors @ vector / np.maximum(lengths, 1e-12)
+    cosines = cosines_with(vector, vectors)
     order = (number for number in np.argsort(-cosines, kind="stable") if words[number].casefold() != but.casefold())
     return [Neighbor(words[number], float(cosines[number])) for number, _ in zip(order, range(top_k), strict=False)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,18 @@ class Preprocessor:
         """Load the preprocessor of the model in a folder."""
         config, tokenizer = load_config(folder), load_text_tokenizer(folder)
         return cls(tokenizer, max_length(config, tokenizer), getattr(config, "type_vocab_size", 0) > 1)
+
+    def limited(self, most: int | None) -> Preprocessor:
+        """Return the preprocessor with `most` as its longest input, which --max-length gives; None changes nothing."""
+        if most is None:
+            return self
+        if most > self.max_length:
+            raise UsageError(
+                f"--max-length {most} exceeds the {self.max_length} tokens of the model's pretraining length",
+                fix=f"give at most {self.max_length}, or leave it out",
+                code="max-length-too-large",
+            )
+        return replace(self, max_length=most, is_shortened=most < self.max_length)
 
     @property
     def collate(self) -> Collator:

@@ -1,4 +1,4 @@
-"""Positions: a learned vector each, sinusoids, or rotations of queries and keys.
+"""Positions: a learned vector each, sinusoids, rotations of queries and keys, or none.
 
 Sinusoids and rotations are computed in float32 for every micro-batch: a buffer would be rounded with the weights to
 bfloat16, in which neighboring positions beyond 256 are the same number.
@@ -40,7 +40,7 @@ class SinusoidalPositions(nn.Module):
 
 
 def build_position_embeddings(config: ModelSettings) -> nn.Module | None:
-    """Return the module that turns positions into vectors added to the word vectors; None where attention rotates."""
+    """Return the module that turns positions into vectors added to the word vectors; None without such vectors."""
     if config.position_embedding == "learned":
         return nn.Embedding(config.max_position_embeddings, config.hidden_size)
     return SinusoidalPositions(config) if config.position_embedding == "sinusoidal" else None

@@ -32,6 +32,7 @@ RAW_COLOR, SMOOTH_COLOR, VALID_COLOR = "#cfd3d9", "#5b6470", "#d1495b"
 SMOOTHED_SHARE = 0.02
 SMOOTHED_STEPS = 50
 """Minimum number of points for limits of the axis that ignore outliers."""
+_MOST_LAYER_NAMES = 14
 COLORS = ("#2f6f9f", "#d1495b", "#3a8f5c", "#8a8f98")
 
 
@@ -160,6 +161,24 @@ def draw_curves(panels: Sequence[tuple[str, Mapping[str, Mapping[str, Curve]]]],
             for kind, curve in kinds.items():
                 _draw_curve(axes, curve, color, f"{name}, {kind}", dashed=kind == "train")
         axes.legend(fontsize=8, frameon=False)
+    return _png(figure)
+
+
+def draw_layers(
+    names: Sequence[str], curves: Mapping[str, Curve], baseline: tuple[str, float], y_label: str, title: str
+) -> bytes:
+    """Draw a score by layer: a curve for each name, its `x` the numbers of the layers in `names`; a dotted baseline."""
+    figure, (axes,) = _side_by_side(1, title)
+    _style(axes)
+    axes.set_xlabel("layer")
+    axes.set_ylabel(y_label)
+    for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
+        _draw_curve(axes, curve, color, name, dashed=False)
+    label, value = baseline
+    axes.axhline(value, color="#333333", linestyle=":", linewidth=1.4, label=_plain(label))
+    shown = range(0, len(names), -(-len(names) // _MOST_LAYER_NAMES))
+    axes.set_xticks(shown, [_plain(names[number]) for number in shown], fontsize=8)
+    axes.legend(fontsize=8, frameon=False)
     return _png(figure)
 
 

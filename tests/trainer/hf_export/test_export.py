@@ -280,6 +280,7 @@ def test_the_gate_refuses_a_window_of_another_width(tokenizer_folder, tmp_path, 
         ("none", {"tie_word_embeddings": False}, r"model.tie_word_embeddings=False \(its MLM decoder is the word"),
         ("next_sentence", {**EuroBert.defaults, "type_vocab_size": 2}, "model.type_vocab_size=2"),
         ("next_sentence", {"position_embedding": "sinusoidal"}, "model.position_embedding=sinusoidal"),
+        ("none", {"position_embedding": "none"}, r"model.position_embedding=none \(BERT has learned position"),
         ("next_sentence", {**ModernBert.defaults, "type_vocab_size": 2}, "model.type_vocab_size=2"),
     ],
 )

@@ -82,6 +82,32 @@ def test_contextual_neighbors_are_words_of_the_texts(embedder: Embedder) -> None
         embedder.contextual_neighbors("horse", ["the cat sat"])
 
 
+def test_every_occurrence_has_its_place_and_two_vectors(embedder: Embedder) -> None:
+    texts = ["the cat sat on a cat.", "a dog", "Cat"]
+    found = embedder.occurrences("CAT", texts, batch_size=2)
+    assert [(each.text, each.start, each.stop) for each in found] == [
+        (texts[0], 4, 7),
+        (texts[0], 17, 20),
+        (texts[2], 0, 3),
+    ]
+    table = embedder.model.get_input_embeddings().weight.detach()
+    (token,) = embedder.tokenizer("cat", add_special_tokens=False)["input_ids"]
+    np.testing.assert_allclose(found[0].static, table[token].numpy(), atol=1e-6)
+    np.testing.assert_array_equal(found[0].static, found[1].static)
+    assert not np.allclose(found[0].contextual, found[1].contextual)
+    ids = embedder.tokenizer(texts[0])["input_ids"]
+    with torch.inference_mode():
+        hidden = embedder.model(torch.tensor([ids])).last_hidden_state[0]
+    np.testing.assert_allclose(
+        found[1].contextual, hidden[[n for n, each in enumerate(ids) if each == token][1]], atol=1e-5
+    )
+    assert embedder.occurrences("dog", texts)[0].word == "dog"
+    with pytest.raises(UsageError, match="'horse'", check=coded("word-not-in-texts")):
+        embedder.occurrences("horse", texts)
+    with pytest.raises(UsageError, check=coded("unknown-layer")):
+        embedder.occurrences("cat", texts, layer=9)
+
+
 def test_neighbors_are_found_in_a_vocabulary_with_holes(
     embedder: Embedder, tokenizer_with_holes: PreTrainedTokenizerBase
 ) -> None:

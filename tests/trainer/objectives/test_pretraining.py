@@ -22,7 +22,7 @@ def gradients(model, batch) -> dict[str, torch.Tensor]:
 
 
 COMBINATIONS = {
-    "position_embedding": ["learned", "sinusoidal", "rotary"],
+    "position_embedding": ["learned", "sinusoidal", "rotary", "none"],
     "norm": ["layernorm", "rmsnorm"],
     "norm_position": ["post", "pre"],
     "embedding_norm": [True, False],
@@ -66,6 +66,34 @@ def test_a_documents_hidden_states_are_the_same_alone_and_packed(
         alone = model.encoder(pack([document], 16).batch)
         scale = alone.abs().max().item()
         torch.testing.assert_close(together[start : start + length], alone[:length], rtol=1e-5, atol=1e-5 * scale)
+
+
+def test_without_positions_an_encoder_does_not_see_the_order(tiny_config, make_model, make_documents, pack):
+    document = replace(make_documents([12])[0], token_type_ids=[0] * 12)
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(1)).tolist()
+    shuffled = replace(document, input_ids=[document.input_ids[n] for n in order])
+    for positions, is_blind in (("none", True), ("learned", False), ("rotary", False)):
+        config = ModelSettings(**{**dict(tiny_config), "family": "custom", "position_embedding": positions})
+        encode = make_model(config).encoder
+        states, others = (encode(pack([each], 16).batch)[:12] for each in (document, shuffled))
+        assert torch.allclose(others, states[order], rtol=1e-4, atol=1e-4) == is_blind, positions
+
+
+def test_an_order_blind_model_learns(tiny_config, make_documents, pack):
+    config = ModelSettings(**{**dict(tiny_config), "family": "custom", "position_embedding": "none"})
+    model = PretrainingModel(config, objectives_of("none"))
+    model.initialize(0)
+    assert not [name for name, _ in model.named_parameters() if "position" in name]
+    batch = pack(make_documents([9, 6, 12]), 16).batch
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = loss_sum(model(batch))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
 
 
 def test_both_cpu_ways_of_attention_give_the_same_model(modern_config, make_model, make_documents, pack, monkeypatch):

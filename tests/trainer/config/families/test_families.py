@@ -343,6 +343,7 @@ def test_a_custom_model_that_is_of_a_family_is_found_to_be_one():
     [
         ({"norm": "rmsnorm"}, False, r"model.norm=rmsnorm \(BERT has LayerNorm\)"),
         ({"position_embedding": "sinusoidal"}, True, "model.position_embedding=sinusoidal"),
+        ({"position_embedding": "none"}, False, r"model.position_embedding=none \(BERT has learned position"),
         ({"position_embedding": "rotary", "norm_position": "pre"}, False, "model.hidden_act=gelu"),
     ],
 )
