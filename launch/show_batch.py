@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from data_prep.tokenizer.tokenizer import Tokenizer
     from trainer.config.data_settings import DataSettings
     from trainer.data.batch import Batch
-    from trainer.data.masker import MaskedText
+    from trainer.data.masker import MaskedExample
 
 PAIR_LABELS = {
     "none": ("", ""),
@@ -186,7 +186,7 @@ def masking_of_text(arguments: argparse.Namespace) -> tuple[DataSettings, float,
     return stage.data, stage.masking_rate(max(arguments.step, stage.first_step)), tokenizer
 
 
-def text_as_data(masked: MaskedText, seed: int) -> dict[str, Any]:
+def text_as_data(masked: MaskedExample, seed: int) -> dict[str, Any]:
     tokens = masked.tokens
     return {
         "rate": masked.rate,
@@ -200,7 +200,7 @@ def text_as_data(masked: MaskedText, seed: int) -> dict[str, Any]:
     }
 
 
-def table_of(masked: MaskedText) -> list[str]:
+def table_of(masked: MaskedExample) -> list[str]:
     """Return the lines of a table with a row per token."""
     header = ("position", "piece", "id", "model sees", "input id", "label", "")
     rows = [

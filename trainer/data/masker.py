@@ -42,7 +42,7 @@ class MaskedToken(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MaskedText:
+class MaskedExample:
     """A text between [CLS] and [SEP] after masking, and the masking rate that it had."""
 
     tokens: tuple[MaskedToken, ...]
@@ -84,7 +84,7 @@ def masker_of(masking: Masking) -> Masker:
     return CustomMasking(masking.custom, masking).mask_rows
 
 
-def mask_text(text: str, tokenizer: Tokenizer, data: DataSettings, rate: float, seed: int = 0) -> MaskedText:
+def mask_text(text: str, tokenizer: Tokenizer, data: DataSettings, rate: float, seed: int = 0) -> MaskedExample:
     """Mask a text as training masks a row of this length; the result depends on the text and the seed alone.
 
     Args:
@@ -108,7 +108,7 @@ def mask_text(text: str, tokenizer: Tokenizer, data: DataSettings, rate: float, 
     labels = np.full(len(row), IGNORED)
     used = masked.labels != IGNORED
     labels[masked.masked_positions[used]] = masked.labels[used]
-    return MaskedText(tuple(_described(row, masked.input_ids.reshape(-1), labels, pieces, special)), rate)
+    return MaskedExample(tuple(_described(row, masked.input_ids.reshape(-1), labels, pieces, special)), rate)
 
 
 def _described(
