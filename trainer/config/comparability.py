@@ -58,9 +58,16 @@ def differences(metric: str, one: Facts, other: Facts) -> list[str]:
         return [f"how {' and '.join(lacking)} was measured is not recorded"]
     return [
         f"{FACTS_PREFIX}{name} {_shown(one.get(name))} and {_shown(other.get(name))}"
-        for name in names
-        if name not in one or one.get(name) != other.get(name)
+        for name in different_facts(metric, one, other)
     ]
+
+
+def different_facts(metric: str, one: Facts, other: Facts) -> list[str]:
+    """Return the names of the facts that differ for a metric; none if one side has none of them."""
+    names = facts_of_metric(metric)
+    if not {*names} & {*one} or not {*names} & {*other}:
+        return []
+    return [name for name in names if name not in one or one.get(name) != other.get(name)]
 
 
 def digest_of(facts: Facts) -> str:

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from data_prep.base.errors import UsageError
 from data_prep.base.table import Column, Table
-from trainer.config.comparability import Facts, differences
+from trainer.config.comparability import Facts, different_facts, differences
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.data.minimal_pairs import FEWEST_PAIRS, NUM_RESAMPLES, MinimalPair
 from trainer.evaluation.suite_settings import Suite
@@ -97,6 +97,16 @@ class Difference:
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
+@dataclass(frozen=True)
+class NotCompared:
+    """Why the scores of two groups do not compare."""
+
+    reason: str
+    """In full, with the values that differ."""
+    cause: str
+    """In a few words, for a column of a table."""
+
+
 def directions(suite: Suite) -> dict[str, bool | None]:
     """Return for each score of a suite whether lower is better; None if the score is a mean of both kinds."""
     kinds = {name: {_is_lower_better(each) for each in task.metrics} for name, task in suite.tasks.items()}
@@ -167,12 +177,14 @@ def metrics_of(groups: Sequence[Group]) -> list[str]:
     return [name for name in named if _SHOWN.fullmatch(name) and any(group.values(name) for group in others)]
 
 
-def difference(metric: str, first: Group, other: Group) -> Difference | str:
+def difference(metric: str, first: Group, other: Group) -> Difference | NotCompared:
     """Return the difference of two groups, or the reason why their scores do not compare."""
     reference = first.subjects[0].facts
     for subject in (*first.subjects, *other.subjects):
         if metric != MINIMAL_PAIRS and (reasons := differences(metric, reference, subject.facts)):
-            return f"not compared: {reasons[0]}"
+            names = different_facts(metric, reference, subject.facts)
+            cause = f"other {', '.join(names)}" if names else "not recorded"
+            return NotCompared(f"{metric} of {subject.name}: {'; '.join(reasons)}", cause)
     return seed_difference(first.values(metric), other.values(metric))
 
 
@@ -241,7 +253,7 @@ def comparison(groups: Sequence[Group], pairs: Sequence[MinimalPair] = ()) -> di
             if group is first:
                 rows.append(_row(metric, is_lower_better, group.label, values, None))
                 continue
-            results: list[Difference | str | None] = [difference(metric, first, group) if values else None]
+            results: list[Difference | NotCompared | None] = [difference(metric, first, group) if values else None]
             if metric == MINIMAL_PAIRS:
                 results.append(pair_difference(pairs, first, group))
             rows += [_row(metric, is_lower_better, group.label, values, each) for each in results if each is not None]
@@ -267,7 +279,7 @@ def _row(
     is_lower_better: bool | None,
     label: str,
     values: Sequence[tuple[int | None, float]],
-    result: Difference | str | None,
+    result: Difference | NotCompared | None,
 ) -> dict[str, Any]:
     scores = [value for _, value in values]
     row: dict[str, Any] = {
@@ -282,7 +294,7 @@ def _row(
         row |= {"difference": result.value, "interval": [result.low, result.high], "basis": result.basis}
         row["is_clear"] = result.is_clear
     elif result is not None:
-        row["not_compared"] = result
+        row |= {"not_compared": result.reason, "cause": result.cause}
     return row
 
 
@@ -319,7 +331,9 @@ def tables(values: Mapping[str, Any]) -> list[Table]:
         *(Column(name, is_number=False) for name in ("from", "result")),
     )
     rows = tuple(_cells(row) for row in values["scores"])
-    return [Table("groups", heads, groups, "; ".join(values["notes"])), Table("scores", columns, rows)]
+    reasons = [f"not compared: {row['not_compared']}" for row in values["scores"] if "not_compared" in row]
+    note = "; ".join(dict.fromkeys(reasons))
+    return [Table("groups", heads, groups, "; ".join(values["notes"])), Table("scores", columns, rows, note)]
 
 
 def _joined(values: Sequence[int | None]) -> str:
@@ -331,7 +345,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     mean, deviation = ("-" if row[name] is None else f"{row[name]:.4f}" for name in ("mean", "deviation"))
     start = (row["metric"], better, row["group"], mean, deviation)
     if "not_compared" in row:
-        return (*start, "-", "-", row["not_compared"], "-")
+        return (*start, "-", "-", row["cause"], "not compared")
     if "difference" not in row:
         return (*start, "", "", "", "")
     low, high = row["interval"]

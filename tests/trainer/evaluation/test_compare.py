@@ -17,6 +17,7 @@ from trainer.evaluation.compare import (
     MINIMAL_PAIRS,
     Difference,
     Group,
+    NotCompared,
     Subject,
     comparison,
     difference,
@@ -124,7 +125,7 @@ def test_there_is_no_interval_of_one_value_or_without_spread() -> None:
 def test_scores_that_were_measured_differently_are_not_compared() -> None:
     first = Group("a", (subject("a", 1.0),))
     other = Group("b", (subject("b", 1.0, 1), subject("c", 1.0, 2, facts={**FACTS, "rows": "7"})))
-    assert difference(LOSS, first, other) == "not compared: evaluation.rows 1 and 7"
+    assert difference(LOSS, first, other) == NotCompared(f"{LOSS} of c: evaluation.rows 1 and 7", "other rows")
     unknown = Group("d", (subject("d", 1.0, facts={}),))
     assert "is not recorded" in str(difference(LOSS, first, unknown))
 
@@ -178,7 +179,13 @@ def test_the_tables_show_the_metrics_that_compare_and_say_what_is_unfair() -> No
     assert "from 1,000 to 2,000" in notes and "one seed alone of b0, d" in notes
     first, scores = tables(found)
     assert first.rows[0] == ("a", "2", "0, 1", "5", "1,000")
-    assert [row[-1] for row in scores.rows] == ["", "-", "better", "-"]
+    assert [row[-2:] for row in scores.rows] == [
+        ("", ""),
+        ("no interval: one value each", "-"),
+        ("2 equal seeds", "better"),
+        ("not recorded", "not compared"),
+    ]
+    assert scores.note == f"not compared: {LOSS} of d: how the latter was measured is not recorded"
     assert picture(groups).startswith(b"\x89PNG")
 
 
