@@ -8,6 +8,9 @@ A run has the newest scores of its evaluations (valid/*), a model those of its e
 on pairs of sentences, and --suite runs a suite on each (as in `clozeworks evaluate`, whose results are reused). Scores
 that were not measured alike, such as on other rows of text, are not compared, and the reason is printed.
 
+A model may be any folder or name on the Hub that transformers opens as a masked language model without code of its own,
+with its tokenizer. --text hides each word of a text file in turn, which compares models with different tokenizers.
+
 --output writes comparison.md, comparison.json and comparison.png to a new directory.
 """
 
@@ -44,6 +47,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="output_dir of a run, or a model as other commands take it; LABEL= makes a group of several",
     )
     parser.add_argument("--minimal-pairs", type=Path, metavar="DIR", help="directory or file with minimal pairs")
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="text file, one text per line, whose words are hidden"
+    )
     parser.add_argument("--suite", metavar="FILE", help="YAML file of a suite, or the name of a preset")
     parser.add_argument(
         "--suite-setting",
@@ -71,13 +77,17 @@ def main() -> None:
     from trainer.data.minimal_pairs import read_minimal_pairs
     from trainer.evaluation import compare
     from trainer.evaluation.suite_settings import load_suite
+    from trainer.evaluation.word_scores import read_lines
 
     pairs = read_minimal_pairs(arguments.minimal_pairs) if arguments.minimal_pairs is not None else []
+    lines = read_lines(arguments.text) if arguments.text is not None else []
     subjects = [open_subject(name, arguments.tracking_uri) for _, name in named]
     labels = [label for label, _ in named]
     compare.grouped(subjects, labels)  # before anything takes long
     if pairs:
         subjects = [with_pairs(each, pairs, arguments.tracking_uri) for each in subjects]
+    if lines:
+        subjects = [with_text(each, lines, arguments.tracking_uri) for each in subjects]
     if arguments.suite is not None:
         suite = load_suite(arguments.suite, arguments.suite_setting)
         subjects = [with_suite(each, suite, arguments.tracking_uri) for each in subjects]
@@ -168,6 +178,19 @@ def with_pairs(subject: Subject, pairs: Sequence[MinimalPair], tracking_uri: str
     scores = score_pairs(open_model(subject.name, tracking_uri), pairs)
     right = scores[:, 0] > scores[:, 1]
     return replace(subject, right=right, scores={**subject.scores, MINIMAL_PAIRS: float(right.mean())})
+
+
+def with_text(subject: Subject, lines: Sequence[str], tracking_uri: str | None) -> Subject:
+    """Score the hidden words of a text with a subject."""
+    from launch.fill_mask import open_model
+    from trainer.evaluation.word_scores import score_words
+
+    bits_per_byte, digest = score_words(open_model(subject.name, tracking_uri), lines)
+    return replace(
+        subject,
+        scores={**subject.scores, "text/word_bits_per_byte": bits_per_byte},
+        facts={**subject.facts, "text_words": digest},
+    )
 
 
 def with_suite(subject: Subject, suite: Suite, tracking_uri: str | None) -> Subject:

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from data_prep.base.errors import UsageError
 from data_prep.base.table import Column, Table
-from trainer.config.comparability import Facts, different_facts, differences
+from trainer.config.comparability import Facts, differences, different_facts
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.data.minimal_pairs import FEWEST_PAIRS, NUM_RESAMPLES, MinimalPair
 from trainer.evaluation.suite_settings import Suite
@@ -31,7 +31,7 @@ from trainer.evaluation.suite_settings import Suite
 MINIMAL_PAIRS = "minimal pairs"
 """Metric of the pairs that the comparison scores; a run has `valid/minimal_pairs_accuracy`."""
 _SHOWN = re.compile(
-    r"(?:valid|average)/(?!word_(?:count|bytes)$|.*perplexity$)[\w-]+|suite/[\w-]+/[\w-]+|minimal pairs"
+    r"(?:valid|average)/(?!word_(?:count|bytes)$|.*perplexity$)[\w-]+|suite/[\w-]+/[\w-]+|text/[\w-]+|minimal pairs"
 )
 _LOWER_IS_BETTER = re.compile(r".*(?:loss(?:_at_\d+)?|rmse|perplexity|bits_per_byte)")
 _HIGHER_IS_BETTER = re.compile(r".*accuracy(?:_top5)?")
@@ -121,7 +121,7 @@ def _is_lower_better(metric: str) -> bool:
 def _is_lower_better_of_run(metric: str) -> bool | None:
     """Return whether lower is better; None for another value of an objective of the user's own."""
     is_known = metric == MINIMAL_PAIRS or _LOWER_IS_BETTER.fullmatch(metric) or _HIGHER_IS_BETTER.fullmatch(metric)
-    return _is_lower_better(metric) if is_known or metric.startswith("suite/") else None
+    return _is_lower_better(metric) if is_known or metric.startswith(("suite/", "text/")) else None
 
 
 def recipe_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def comparison(groups: Sequence[Group], pairs: Sequence[MinimalPair] = ()) -> di
     if not metrics:
         raise UsageError(
             f"{first.label} has no score that another group has too",
-            fix="compare runs that were evaluated (data with a valid split), or give --minimal-pairs or --suite",
+            fix="compare evaluated runs (data with a valid split), or give --minimal-pairs, --text or --suite",
             code="nothing-to-compare",
         )
     known = {name: value for each in first.subjects for name, value in each.lower_is_better.items()}
