@@ -7,10 +7,12 @@ files of a branch are compared before each commit, and large files whose content
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -34,6 +36,8 @@ _OF_GIT = ".gitattributes"  # which the Hub writes
 _TRANSIENT = (408, 409, 412, 425, 429)
 """Statuses below 500 after which a retry can help: 409 and 412 mean that the branch moved, whose files are read
 again."""
+_TRANSPORTS = {"httpx", "httpx2", "requests"}
+"""Packages that carry the client's requests, by release; their errors are those of the network."""
 Result = TypeVar("Result")
 
 
@@ -180,9 +184,9 @@ class HubRepository:
         for attempt in range(RETRIES + 1):
             try:
                 return call()
-            except UserError:
-                raise
-            except Exception as error:  # whatever the client, its transport or the network raises
+            except Exception as error:
+                if isinstance(error, UserError) or not _is_of_hub(error):
+                    raise
                 if (refusal := self._refusal(error, what)) is not None:
                     raise refusal from error
                 if attempt == RETRIES:
@@ -276,6 +280,20 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
+
+
+def _is_of_hub(error: BaseException) -> bool:
+    """Return whether the network, the Hub or its client raised an error, and not a mistake of this project."""
+    from huggingface_hub import errors
+
+    for each in _chain(error):
+        packages = {base.__module__.partition(".")[0] for base in type(each).__mro__}
+        if isinstance(each, OSError | json.JSONDecodeError) or packages & _TRANSPORTS:
+            return True
+    if isinstance(error, errors.HFValidationError) or not isinstance(error, RuntimeError | ValueError):
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)  # the client raises these for answers and large files
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "huggingface_hub"
 
 
 def _short(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from tests.support.hub_server import ModelHub
 from trainer.hf_export.export import export_checkpoint
 from trainer.model.model_folder import FILES_SHA256, file_digests, folder_digest
 from trainer.registry import push as module
-from trainer.registry.hub_repository import check_repository_name
+from trainer.registry.hub_repository import HubRepository, check_repository_name
 from trainer.registry.push import Pushed, check_pushable, is_document, plan_push, push
 
 NAME = "owner/tiny"
@@ -526,3 +526,15 @@ def test_what_was_pushed_loads_from_the_hub(hub: ModelHub, run_folder: Path, tmp
 def test_documents_are_what_no_program_reads_with_the_model() -> None:
     assert all(map(is_document, ("README.md", "docs/NOTES.MD", "LICENSE", "a.png")))
     assert not any(map(is_document, ("vocab.txt", "config.json", "x.safetensors", "merges.txt", ".env", "a.md.json")))
+
+
+@pytest.mark.parametrize("bug", [KeyError("oid"), TypeError("no number"), ValueError("ours"), RuntimeError("ours")])
+def test_a_mistake_of_this_project_is_no_outage(hub: ModelHub, monkeypatch: pytest.MonkeyPatch, bug: Exception) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise bug
+
+    repository = HubRepository("owner/tiny")
+    monkeypatch.setattr(repository._api, "list_repo_refs", fail)
+    with pytest.raises(type(bug)) as raised:
+        repository.branches()
+    assert raised.value is bug
