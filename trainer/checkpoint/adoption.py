@@ -74,6 +74,15 @@ class Adoption(NamedTuple):
             adopted[name][random] = fresh[name][random]
         return adopted
 
+    def rows(self, weights: Weights, fresh: Weights) -> dict[str, int]:
+        """Return the number of rows of each parameter that `apply` returns; neither argument needs memory."""
+        layers = layer_map(self.old.num_hidden_layers, self.new.num_hidden_layers)
+        found = (name for name in fresh if _source_of(name, layers, weights) is not None)
+        num_tokens = None if self.tokens is None else len(self.tokens.copied)
+        return {
+            name: (num_tokens or len(weights[name])) if name in OF_VOCABULARY else len(fresh[name]) for name in found
+        }
+
 
 class TokenMap(NamedTuple):
     """Where the rows of a new vocabulary come from."""

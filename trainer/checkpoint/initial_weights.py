@@ -29,6 +29,7 @@ from trainer.checkpoint.adoption import (
     WORDS,
     Adoption,
     TokenMap,
+    Weights,
     describe_positions,
     describe_size,
     tiling_obstacles,
@@ -38,17 +39,20 @@ from trainer.config.custom_code import is_custom
 from trainer.config.families.family import PublishedFamily
 from trainer.config.families.registry import published_families
 from trainer.config.model_settings import ModelSettings
-from trainer.config.objective_settings import HIDDEN_STATES, OF_TOKENS
+from trainer.config.objective_settings import HIDDEN_STATES, MASKED_LM_ALONE, OF_TOKENS, Objectives
 from trainer.config.run_config import Adoptable, RunConfig
 from trainer.config.stages import ROPE_BASES
 from trainer.distributed.process_group import Ranks, broadcast_object
 from trainer.model.hugging_face import family_in_transformers, from_hugging_face
 from trainer.model.model_folder import data_lineage, read_provenance
-from trainer.model.pretrained import load_config, load_pretrained
+from trainer.model.pretrained import Opened, load_config, open_pretrained, weight_files
 from trainer.objectives.pretraining import PretrainingModel
 
 SHUT = -10_000.0
 """Bias of a row that only pads the vocabulary: its probability is 0 in every precision, and so is its gradient."""
+
+MOST_DROPPED = 8
+"""Tensors that a line names."""
 
 _ITEMS: dict[str, Adoptable] = {
     "hidden_size": "size",
@@ -123,6 +127,8 @@ class _Found(NamedTuple):
     """The result of reading on rank 0: our parameters by name, perhaps with fewer vocabulary rows, or the error."""
 
     weights: dict[str, torch.Tensor]
+    dropped: tuple[str, ...] = ()
+    """Tensors of the checkpoint of which nothing is used, by transformers' names."""
     data_lineage: tuple[str, ...] = ()
     adopted: tuple[str, ...] = ()
     note: str | None = None
@@ -152,21 +158,18 @@ def load_initial_weights(
     if outcome.error is not None:
         raise outcome.error
     parameters = dict(model.named_parameters())
-    filled_up = []
     with torch.no_grad():
         for name, weight in outcome.weights.items():
             parameters[name][: len(weight)].copy_(weight)
-            if len(weight) < len(parameters[name]):
-                filled_up.append(f"{name} from row {len(weight):,} of {len(parameters[name]):,}")
         # Those of the checkpoint's rows that only pad are as trained; a decoder without a bias pads the same.
         num_rows = len(outcome.weights[WORDS])
         is_of_tokens = not model.objectives.keys().isdisjoint(OF_TOKENS)
         if is_of_tokens and (bias := parameters.get("mlm_head.bias")) is not None:
             # With an adopted tokenizer no row from its number on is of a token; else model.vocab_size may say more.
             bias[num_rows if "tokenizer" in wanted.adopt else max(num_rows, model.config.vocab_size) :] = SHUT
-    fresh = [name for name in parameters if name not in outcome.weights] + filled_up
-    lines = [f"initializing from {storage.redact(source)}: {len(outcome.weights)} of {len(parameters)} tensors"]
-    lines += [f"newly initialized (missing there): {', '.join(fresh)}"] if fresh else []
+    rows = {name: len(weight) for name, weight in outcome.weights.items()}
+    count, *others = _describe_tensors(rows, parameters, outcome.dropped)
+    lines = [f"initializing from {storage.redact(source)}: {count}", *others]
     lines += [f"adopting {line}" for line in outcome.adopted]
     return InitialWeights(lines + ([outcome.note] if outcome.note else []), outcome.data_lineage, outcome.adopted)
 
@@ -176,13 +179,15 @@ def look_at_initial_weights(
     source: str,
     find_folder: Callable[[], Path | None],
     wanted: Wanted = ANY_TOKENIZER,
+    objectives: Objectives = MASKED_LM_ALONE,
 ) -> list[str]:
-    """Describe what `load_initial_weights` would load, copy, make and drop, without loading a weight.
+    """Describe what `load_initial_weights` would load, copy, make and drop, by the names and shapes of the weights.
 
     `find_folder` returns a folder that may lack the weights, or None if `source` exists and is not downloaded.
 
     Raises:
-        UserError: `source` would be refused: it does not exist, or config.json or the tokenizer differs.
+        UserError: `source` would be refused: it does not exist, config.json or the tokenizer differs, or a tensor is
+            missing or has another shape.
     """
     address = storage.redact(source)
     family_in_transformers(config, next_sentence=False)
@@ -193,6 +198,16 @@ def look_at_initial_weights(
     found, family = load_config(folder).model_type, checked.family.name
     becomes = "" if found == family else f", and its weights become those of a {family}"
     lines = [f"{address} is a {found} of {'an adoptable' if wanted.adopt else 'this'} architecture{becomes}"]
+    if all(path.is_file() for path in weight_files(folder)):
+        with torch.device("meta"):
+            model = PretrainingModel(config, objectives)
+        fresh = _parameters_of_published_models(model)
+        converted, dropped = _convert(_open(checked, folder, headers_alone=True), checked, fresh, source)
+        rows = checked.adoption.rows(converted, fresh)
+        count, *others = _describe_tensors(rows, dict(model.named_parameters()), dropped)
+        lines += [f"initializes {count}", *others]
+    else:
+        lines.append("its weights are not downloaded; the run checks its tensors")
     lines += [f"adopts {line}" for line in checked.adopted]
     return lines + ([checked.note] if checked.note else [])
 
@@ -214,23 +229,64 @@ def _parameters_of_published_models(model: PretrainingModel) -> dict[str, torch.
 
 def _read(model: PretrainingModel, source: str, folder: Path, wanted: Wanted) -> _Found:
     checked = _check(folder, source, model.config, wanted)
-    family, adoption, fresh = checked.family, checked.adoption, _parameters_of_published_models(model)
+    adoption, fresh = checked.adoption, _parameters_of_published_models(model)
     if adoption.tokens is not None and wanted.token_counts is not None:
         adoption = adoption._replace(token_counts=wanted.token_counts())
+    converted, dropped = _convert(_open(checked, folder), checked, fresh, source)
+    lineage = data_lineage(read_provenance(folder))
+    return _Found(adoption.apply(converted, fresh), dropped, lineage, checked.adopted, checked.note)
+
+
+def _open(checked: _Checked, folder: Path, headers_alone: bool = False) -> Opened:
+    family = checked.family
     decoder = family.decoders.get(load_config(folder).model_type)
     class_name = decoder or family.pairs_class or family.masked_lm_class
-    loaded, missing = load_pretrained(class_name, folder, "the beginning of a run (init_from)")
-    weights = {name: weight for name, weight in loaded.state_dict().items() if name not in missing}
-    pad_token_id = loaded.config.pad_token_id or 0
-    converted, incomplete = from_hugging_face(weights, adoption.names(fresh), family, pad_token_id)
+    return open_pretrained(class_name, folder, "the beginning of a run (init_from)", headers_alone)
+
+
+def _convert(
+    opened: Opened, checked: _Checked, fresh: Weights, source: str
+) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
+    """Return our parameters of the checkpoint, and transformers' names of those that become none of ours.
+
+    Raises:
+        UserError: the checkpoint lacks a weight of the encoder.
+    """
+    family, names = checked.family, checked.adoption.names(fresh)
+    device = fresh[WORDS].device  # meta where only headers were read
+    there = opened.model.state_dict()
+    weights = {name: weight.to(device) for name, weight in there.items() if name not in opened.missing}
+    pad_token_id = opened.model.config.pad_token_id or 0
+    converted, incomplete = from_hugging_face(weights, names, family, pad_token_id)
     if of_encoder := [names for name, names in incomplete.items() if name.startswith("encoder.")]:
         raise UserError(
             f"init_from={storage.redact(source)} lacks {', '.join(of_encoder[0])} of the encoder",
             fix="give a complete checkpoint of this architecture",
             code="missing-weights",
         )
-    lineage = data_lineage(read_provenance(folder))
-    return _Found(adoption.apply(converted, fresh), lineage, checked.adopted, checked.note)
+    used = {each for name in converted for each in family.tensor_names(name)}
+    every = dict(opened.model.named_parameters(remove_duplicate=False))
+    used |= {name for name, weight in every.items() if id(weight) in {id(every[each]) for each in used & every.keys()}}
+    return converted, tuple(
+        sorted((every.keys() & weights.keys() | opened.left) - used)
+    )  # a tied one has several names
+
+
+def _describe_tensors(rows: Mapping[str, int], parameters: Weights, dropped: Sequence[str]) -> list[str]:
+    """Return how many tensors are of the checkpoint, which are new, and which of the checkpoint are dropped.
+
+    Args:
+        rows: the rows of each parameter that the checkpoint fills.
+        parameters: those of the model.
+        dropped: transformers' names.
+    """
+    partial = {name: len(parameters[name]) for name, number in rows.items() if number < len(parameters[name])}
+    fresh = [name for name in parameters if name not in rows]
+    fresh += [f"{name} from row {rows[name]:,} of {number:,}" for name, number in partial.items()]
+    lines = [f"{len(rows)} of {len(parameters)} tensors"]
+    lines += [f"newly initialized (missing there): {', '.join(fresh)}"] if fresh else []
+    more = f" and {len(dropped) - MOST_DROPPED:,} more" if len(dropped) > MOST_DROPPED else ""
+    return lines + ([f"dropped (not in this model): {', '.join(dropped[:MOST_DROPPED])}{more}"] if dropped else [])
 
 
 def _check(folder: Path, source: str, config: ModelSettings, wanted: Wanted) -> _Checked:

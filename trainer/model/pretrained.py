@@ -8,11 +8,11 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.untrusted_file import check_steps, panics_as_errors, try_out
-from trainer.model.model_folder import check_code, read_config
+from trainer.model.model_folder import INDEX_SUFFIX, check_code, read_config, read_json
 from trainer.model.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:
@@ -34,15 +34,30 @@ LARGEST_WEIGHT = 1e6
 """No trained encoder has a weight near it; a bit that was changed in an exponent makes 1e38 of one."""
 
 
+class Opened(NamedTuple):
+    """A model of transformers' and what it lacks and leaves of its folder."""
+
+    model: PreTrainedModel
+    missing: frozenset[str]
+    """Weights of the model that the folder lacks; they are random."""
+    left: frozenset[str]
+    """Weights of the folder that the model does not have."""
+
+
 def load_pretrained(
     auto_class: str, folder: Path, purpose: str, **options: Any
 ) -> tuple[PreTrainedModel, frozenset[str]]:
-    """Load a model in evaluation mode, float32; return it and the names of weights that the folder lacks.
+    """Load a model as `open_pretrained` does; return it and the names of weights that the folder lacks."""
+    model, missing, _ = open_pretrained(auto_class, folder, purpose, **options)
+    return model, missing
 
-    Those weights are random.
+
+def open_pretrained(auto_class: str, folder: Path, purpose: str, headers_alone: bool = False, **options: Any) -> Opened:
+    """Load a model in evaluation mode, float32.
 
     `auto_class` is one of transformers' (`AutoModel`, `AutoModelForSequenceClassification`), `purpose` says in an
-    error what the folder was to be loaded as.
+    error what the folder was to be loaded as. With `headers_alone` only the names and shapes of the weights are read,
+    and the model has no memory for those that the folder has: all their numbers are one zero.
 
     Raises:
         UserError: transformers cannot load such a model, a weight is an integer, not finite or implausibly large, or
@@ -61,8 +76,9 @@ def load_pretrained(
             _check_kinds(folder)
             _check_size(auto, config, folder)
             model, info = auto.from_pretrained(
-                str(folder),
+                None if headers_alone else str(folder),
                 config=config,
+                state_dict=_zeros_of(folder) if headers_alone else None,
                 use_safetensors=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below with their names
@@ -77,7 +93,8 @@ def load_pretrained(
         name, there, described = min(info["mismatched_keys"])
         shapes = f"{name} is {tuple(there)}, and {tuple(described)} by config.json"
         raise _cannot_load(folder, purpose, ValueError(shapes))
-    _check_finite(model, folder)
+    if not headers_alone:
+        _check_finite(model, folder)
     left_over = sorted(name for name in info["unexpected_keys"] if _OF_A_LAYER.search(name))
     if left_over:
         raise UserError(
@@ -85,7 +102,16 @@ def load_pretrained(
             fix="copy configuration and weights from the same model",
             code="weights-do-not-match",
         )
-    return model.eval(), frozenset(info["missing_keys"])
+    return Opened(model.eval(), frozenset(info["missing_keys"]), frozenset(info["unexpected_keys"]))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that transformers reads the weights of a checked folder from; some may not be there."""
+    name = read_config(folder).get("transformers_weights") or "model.safetensors"
+    index = name if name.endswith(INDEX_SUFFIX) else f"model{INDEX_SUFFIX}"
+    if name != index and ((folder / name).is_file() or not (folder / index).is_file()):
+        return [folder / name]
+    return [folder / each for each in sorted({*read_json(folder / index)["weight_map"].values()})]
 
 
 def refuse_random_weights(missing: frozenset[str], folder: Path, purpose: str, but: Sequence[str] = ()) -> None:
@@ -213,6 +239,18 @@ def _check_kinds(folder: Path) -> None:
                 fix="give the model as it was before it was quantized",
                 code="weights-are-integers",
             )
+
+
+def _zeros_of(folder: Path) -> dict[str, Any]:
+    """Return a tensor without memory in the shape of each weight of a folder, by name."""
+    import torch
+    from safetensors import safe_open
+
+    zeros: dict[str, Any] = {}
+    for path in weight_files(folder):
+        with safe_open(path, "pt") as file:
+            zeros |= {name: torch.zeros(()).expand(file.get_slice(name).get_shape()) for name in file.keys()}
+    return zeros
 
 
 def _check_size(auto: Any, config: Any, folder: Path) -> None:

@@ -337,7 +337,7 @@ def check_initial_weights(run: PlannedRun) -> Iterator[Finding]:
         lambda: counts_of_first_stage(config, run.shard_sets),
     )
     find_folder = partial(run.outside.look_at_model, config.init_from, config.tracking.uri)
-    for line in look_at_initial_weights(config.model, config.init_from, find_folder, wanted):
+    for line in look_at_initial_weights(config.model, config.init_from, find_folder, wanted, config.all_objectives):
         yield Finding("ok", "init_from", line)
 
 

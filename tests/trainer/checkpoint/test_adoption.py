@@ -90,6 +90,13 @@ def load(model: PretrainingModel, folder: Path, *adopt: Any, tokenizer: Tokenize
     )
 
 
+def looked_at(model: PretrainingModel, folder: Path, *adopt: Any, tokenizer: Tokenizer | None = None) -> list[str]:
+    """What `--dry-run` says before the model of these settings is made."""
+    fingerprint = None if tokenizer is None else tokenizer.fingerprint
+    wanted = Wanted(fingerprint, lambda: tokenizer, adopt)
+    return look_at_initial_weights(model.config, str(folder), lambda: pull(folder), wanted)
+
+
 def loss(model: PretrainingModel) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     masked = torch.tensor([2, 7, 11, 19, 23, 38])
@@ -334,9 +341,30 @@ def test_a_damaged_folder_is_refused_and_the_model_stays_as_it_was(damage, code,
     ours = model_of(SMALL["bert"].model_copy(update={"num_hidden_layers": 4}))
     before = {name: weight.clone() for name, weight in weights_of(ours).items()}
     said = r"dense.weight is \(7, 48\), and \(32, 48\) by config.json" if damage == "odd" else None
-    with pytest.raises(UserError, match=said, check=coded(code)):
-        load(ours, folder, "size")
+    for find in (load, looked_at):
+        with pytest.raises(UserError, match=said, check=coded(code)):
+            find(ours, folder, "size")
     assert all(torch.equal(weight, before[name]) for name, weight in weights_of(ours).items())
+
+
+@pytest.mark.parametrize("shrinks", [False, True])
+@pytest.mark.parametrize("old", ["wordpiece", "byte level"])
+def test_a_dry_run_says_of_the_tensors_what_the_run_says(small, tokenizers, shrinks, old, tmp_path):
+    """Counts, new rows and new tensors follow from shapes alone, with every item of `adopt`."""
+    before, after = tokenizers[old], tokenizers["wordpiece"]
+    layers = {True: (4, 2), False: (2, 3)}[shrinks]
+    sizes = {"vocab_size": before.vocab_size, "num_hidden_layers": layers[0], "max_position_embeddings": 24}
+    folder = written(model_of(small.model_copy(update=sizes)), tmp_path)
+    shutil.copytree(before.folder, folder, dirs_exist_ok=True)
+    sizes = {"vocab_size": after.vocab_size + 8, "num_hidden_layers": layers[1], "max_position_embeddings": 40}
+    wide = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 50}
+    ours = model_of(small.model_copy(update=sizes | wide), seed=5)
+    adopt = ("tokenizer", "size", "positions")
+    _, *looked = looked_at(ours, folder, *adopt, tokenizer=after)
+    first, *others = load(ours, folder, *adopt, tokenizer=after).notes
+    assert looked[0].removeprefix("initializes ") == first.partition(": ")[2]
+    assert [line.replace("adopts ", "adopting ") for line in looked[1:]] == others
+    assert f"word_embeddings.weight from row {after.vocab_size} of {after.vocab_size + 8}" in looked[1]
 
 
 def test_what_no_item_covers_is_refused_as_before(tmp_path):
@@ -504,7 +532,7 @@ def test_rows_of_no_token_are_named_where_no_bias_shuts_them(tokenizers, same, t
     config = ModelSettings(family="eurobert", **sizes)
     wanted = Wanted(after.fingerprint, lambda: after, ("tokenizer",), lambda: np.zeros(after.vocab_size))
     said = f"rows {after.vocab_size} to 511 of the vocabulary are of no token and random, and stay in the softmax"
-    _, line = look_at_initial_weights(config, str(folder), lambda: folder, wanted)
+    *_, line = look_at_initial_weights(config, str(folder), lambda: folder, wanted)
     found = load_initial_weights(model_of(config), str(folder), lambda: pull(folder), ALONE, wanted)
     assert said in line and said in found.adopted[0] and FOLLOWS_COUNTS not in line
     small = config.model_copy(update={"pad_vocab_size_to_multiple_of": 1})
@@ -650,7 +678,8 @@ def test_the_tokenizer_of_a_decoder_needs_no_special_tokens_of_an_encoder(tokeni
     with pytest.raises(UserError, match="add tokenizer to adopt", check=coded("other-tokenizer")):
         load(ours, tmp_path, tokenizer=after)
     wanted = Wanted(after.fingerprint, lambda: after, ("tokenizer",))
-    kind, _ = look_at_initial_weights(config, str(tmp_path), lambda: tmp_path, wanted)
+    kind, tensors, _ = look_at_initial_weights(config, str(tmp_path), lambda: tmp_path, wanted)
+    assert tensors == "initializes 15 of 15 tensors"
     assert kind.endswith("is a llama of an adoptable architecture, and its weights become those of a eurobert")
     (line,) = load(ours, tmp_path, "tokenizer", tokenizer=after).adopted
     assert "3 stay random, and 0 old tokens are dropped" in line

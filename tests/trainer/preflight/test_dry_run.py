@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from data_prep import open_dataset
 from data_prep.base.errors import UsageError, UserError
@@ -16,9 +17,9 @@ from trainer.config.objective_settings import MASKED_LM_ALONE
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BranchSettings
 from trainer.metrics.throughput import flops_per_position
-from trainer.model.hugging_face import hugging_face_config
+from trainer.model.hugging_face import family_in_transformers, hugging_face_config, to_hugging_face
 from trainer.model.sizes import flops_per_token
-from trainer.objectives.pretraining import num_parameters
+from trainer.objectives.pretraining import PretrainingModel, num_parameters
 from trainer.preflight.checks import CHECKS, _look_at_unused_masks
 from trainer.preflight.data_checks import tokens_by_data_set
 from trainer.preflight.dry_run import (
@@ -38,11 +39,17 @@ from trainer.preflight.dry_run import (
 
 
 def write_model(folder: Path, config: RunConfig) -> None:
-    """A Hugging Face folder of the model's architecture; its weights are never opened."""
+    """A Hugging Face folder of the model's architecture; the numbers of its weights are never read."""
     folder.mkdir()
-    written = hugging_face_config(config.model, config.data.has_sentence_pairs)
-    (folder / "config.json").write_text(json.dumps(written))
-    (folder / "model.safetensors").write_bytes(b"")
+    pairs = config.data.has_sentence_pairs
+    (folder / "config.json").write_text(json.dumps(hugging_face_config(config.model, pairs)))
+    weights = dict(PretrainingModel(config.model, config.all_objectives).named_parameters())
+    written = to_hugging_face(weights, config.model, family_in_transformers(config.model, pairs))
+    save_file(
+        {name: weight.detach().clone() for name, weight in written.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,6 +176,8 @@ def test_initial_weights_are_looked_at_with_the_tokenizer_of_the_shards(small_sh
     write_model(tmp_path / "theirs", config)
     told = explain(planned(config)).partition("Initial weights")[2]
     assert f"{tmp_path / 'theirs'} is a bert of this architecture" in told and "carries no tokenizer.json" in told
+    count = len(dict(PretrainingModel(config.model, config.all_objectives).named_parameters()))
+    assert f"initializes {count} of {count} tensors\n" in told and "dropped" not in told
     shutil.copytree(small_shards / "tokenizer", tmp_path / "theirs", dirs_exist_ok=True)
     assert "carries no tokenizer.json" not in explain(planned(config))
     narrower = load_config("tiny_cpu", [*settings, "model.intermediate_size=100"])
