@@ -303,17 +303,26 @@ def _check(folder: Path, source: str, config: ModelSettings, wanted: Wanted) -> 
         lines["size"] = describe_size(old, config)
     if "rope" in lines:
         first = {name: wanted.rope_bases.get(name, getattr(config, name)) for name in ROPE_BASES}
-        lines["rope"] = [
+        changed = [
             f"{_setting_of(name, wanted)} from {getattr(old, name):,g} to {base:,g}"
             for name, base in first.items()
             if getattr(old, name) != base
         ]
-    if "positions" in lines and old.max_position_embeddings != config.max_position_embeddings:
-        lines["positions"] = [describe_positions(old, config)]
-    theirs = load_config(folder).max_position_embeddings
-    if "positions" in lines and config.position_embedding == "rotary" and theirs != config.max_position_embeddings:
-        change = f"from {theirs:,} to {config.max_position_embeddings:,}"
-        lines["positions"] = [f"model.max_position_embeddings {change}; rotary ones have no weights"]
+        used = [name for name in first if name != "local_rope_theta" or "local" in config.attention_kinds]
+        same = [f"{_setting_of(name, wanted)} is {first[name]:,g} there already" for name in used]
+        lines["rope"] = changed or same
+    if "positions" in lines:
+        before, after = old.max_position_embeddings, config.max_position_embeddings
+        is_rotary = config.position_embedding == "rotary"
+        if is_rotary:  # no part of the architecture, so `old` has those of the new model
+            before = load_config(folder).max_position_embeddings
+        if before == after:
+            lines["positions"] = [f"model.max_position_embeddings is {after:,} there already"]
+        elif is_rotary:
+            change = f"from {before:,} to {after:,}"
+            lines["positions"] = [f"model.max_position_embeddings {change}; rotary ones have no weights"]
+        else:
+            lines["positions"] = [describe_positions(old, config)]
     unread = {"tokenizer"} if note else set[str]()
     adopted = [f"{item}: {'; '.join(lines[item] or ['nothing differs'])}" for item in lines if item not in unread]
     return _Checked(family, Adoption(old, config, tokens), tuple(adopted), note)

@@ -164,7 +164,10 @@ def test_the_same_model_is_adopted_bit_by_bit(small, tmp_path):
     theirs = model_of(small)
     ours = model_of(small, seed=5)
     found = load(ours, written(theirs, tmp_path), "size", "positions")
-    assert found.adopted == ("size: nothing differs", "positions: nothing differs")
+    assert found.adopted == (
+        "size: nothing differs",
+        f"positions: model.max_position_embeddings is {small.max_position_embeddings} there already",
+    )
     for name, weight in weights_of(theirs).items():
         assert torch.equal(weights_of(ours)[name], weight), name
 
@@ -276,7 +279,15 @@ def test_more_rotary_positions_are_reported_and_need_no_weights(kind, tmp_path):
     expected = f"positions: model.max_position_embeddings from {before} to 60; rotary ones have no weights"
     assert load(longer, folder, "positions").adopted == (expected,)
     assert all(torch.equal(weight, weights_of(theirs)[name]) for name, weight in weights_of(longer).items())
-    assert load(model_of(SMALL[kind]), folder, "positions").adopted == ("positions: nothing differs",)
+    there = f"positions: model.max_position_embeddings is {before} there already"
+    assert load(model_of(SMALL[kind]), folder, "positions").adopted == (there,)
+    bases = ["global_rope_theta is 160,000", "local_rope_theta is 10,000"] if kind == "modernbert" else []
+    bases = [f"model.{base} there already" for base in bases or ["global_rope_theta is 250,000"]]
+    assert load(longer, folder, "rope", "positions").adopted == (f"rope: {'; '.join(bases)}", expected)
+    assert looked_at(longer, folder, "rope", "positions")[2:] == [
+        f"adopts rope: {'; '.join(bases)}",
+        f"adopts {expected}",
+    ]
 
 
 def test_the_base_of_the_first_stage_is_the_one_that_weights_are_compared_with(tmp_path):
