@@ -7,7 +7,7 @@
 # EXTRAS is a comma-separated list of extras of pyproject.toml:
 #   core       no extra: preparing data (no torch, DeepSpeed or MLflow)
 #   train      pretraining; registry: exporting, registering and using models; finetune: fine-tuning
-#   embedding  finetune, and fine-tuning for vectors
+#   embedding  finetune, and fine-tuning for vectors; onnx: finetune, and exporting to ONNX
 #   all        train, registry, finetune and plots (default)
 #   test       everything that the tests need
 #   plots, s3, gcs, http, dask, language, datatrove   libraries of preparation, without torch
@@ -23,7 +23,7 @@ set -euo pipefail
 
 CLOZEWORKS_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 PREPARATION="core plots s3 gcs http dask language datatrove" # the extras without torch
-EXTRAS="$PREPARATION train registry finetune embedding all test"
+EXTRAS="$PREPARATION train registry finetune embedding onnx all test"
 
 # Create or complete the environment in $CLOZEWORKS_VENV and put it first in PATH.
 prepare_environment() {

@@ -104,6 +104,13 @@ def test_a_command_finds_all_that_it_imports_with_its_extra_alone(command: Comma
     check_extra(command.module, command.extra)
 
 
+def test_the_export_to_onnx_finds_all_that_it_imports_with_its_extra_alone() -> None:
+    """DeepSpeed is as in the extra finetune, which it contains (`WITHOUT_DEEPSPEED` in test_layout.py)."""
+    lacking = not_brought(libraries_reached("launch.export_onnx", everywhere=True), "onnx")
+    assert lacking <= {"deepspeed"} | OF_FEW
+    assert not_brought(["onnxruntime"], "finetune") == {"onnxruntime"}
+
+
 def check_extra(module: str, extra: str | None) -> None:
     """Whenever it is imported; DeepSpeed is only where several ranks train (`WITHOUT_DEEPSPEED` in test_layout.py)."""
     allowed = {"deepspeed"} if extra in ("registry", "finetune") else set()

@@ -78,6 +78,7 @@ COMMANDS = ("data_prep/commands", "launch")  # a command bears the name of what 
 WITHOUT_DEEPSPEED = (
     "trainer.hf_export.export",
     "launch.export",
+    "launch.export_onnx",
     "launch.register",
     "launch.fill_mask",
     "launch.finetune",

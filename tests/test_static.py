@@ -17,7 +17,8 @@ RUFF_FOLDERS = (*PACKAGES, "tests")
 FAMILIES = {"B", "BLE", "C4", "E", "F", "I", "PERF", "PGH", "PT", "RUF", "SIM", "UP", "W"}
 """Of ruff's rules; more may be on."""
 UNTYPED_LIBRARIES = {
-    "cloudpickle", "datatrove", "deepspeed", "fsspec", "py3langid", "pyarrow", "rensa", "scipy", "sentencex", "sklearn",
+    "cloudpickle", "datatrove", "deepspeed", "fsspec", "onnxruntime", "py3langid", "pyarrow", "rensa", "scipy",
+    "sentencex", "sklearn",
 }  # fmt: skip
 # `type: ignore` names its code, and a second comment gives the reason.
 IGNORE = re.compile(r"# type: ignore(?P<told>\[[a-z, -]+\]  # \S+ \S+)?")

@@ -19,7 +19,7 @@ from tests.support.error_codes import coded
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "deepspeed", "mlflow", "transformers", "pandas", "sklearn", "scipy", "matplotlib"}
-SHARED = {"__init__", "__main__", "command_table", "options", "benchmark_session"}
+SHARED = {"__init__", "__main__", "command_table", "options", "benchmark_session", "export_onnx"}
 TO_READ = {"minimal"}
 
 

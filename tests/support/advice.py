@@ -24,7 +24,7 @@ from launch.command_table import COMMANDS
 from tests.support.parsers import parser_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]*[a-z]")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]")
 COMPLETE = re.compile(r"\b(?:set|write|or) ([a-z_]+(?:\.[a-z_0-9]+)*=(?:\[[^]]*\]|\"[^\"]*\"|[\w./-]*\w))(?=$|[ ,;)])")
 """A setting with its whole value, which can be appended to the command line as it is."""
 _QUOTED = re.compile(r"`clozeworks ([a-z][a-z-]*)([^`]*)`|'clozeworks ([a-z][a-z-]*)([^']*)'")

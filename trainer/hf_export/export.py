@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -63,8 +63,12 @@ class ExportReport:
 
 
 @home_in("checkpoint", "output")
-def export_checkpoint(checkpoint: str | Path, output: str | Path) -> ExportReport:
+def export_checkpoint(
+    checkpoint: str | Path, output: str | Path, extend: Callable[[Path], None] | None = None
+) -> ExportReport:
     """Export a checkpoint (`OUTPUT_DIR/checkpoints/step-...`), or a run's newest one, to the new directory `output`.
+
+    `extend` adds files to the checked folder before it gets its name; if it fails, there is no export.
 
     Raises:
         UserError: `checkpoint` is not a checkpoint or is damaged, or `export_model` refuses.
@@ -72,7 +76,7 @@ def export_checkpoint(checkpoint: str | Path, output: str | Path) -> ExportRepor
     """
     check_output(Path(output))  # before anything large is read
     source = read_source(Path(checkpoint))
-    return export_model(source.config, source.weights, source.tokenizer_folder, Path(output), source.facts)
+    return export_model(source.config, source.weights, source.tokenizer_folder, Path(output), source.facts, extend)
 
 
 def last_checkpoints(run: Path, num_checkpoints: int) -> list[Path]:
@@ -129,8 +133,11 @@ def export_model(
     tokenizer_folder: Path,
     output: Path,
     facts: TrainingFacts | None = None,
+    extend: Callable[[Path], None] | None = None,
 ) -> ExportReport:
     """Write `weights` (names of `PretrainingModel`) and the tokenizer to `output` if they pass the parity gate.
+
+    `extend` is as in `export_checkpoint`.
 
     Raises:
         UserError: transformers has no class for the configuration, weights are NaN or infinite or do not fit it, the
@@ -150,7 +157,7 @@ def export_model(
             fix="copy the tokenizer that the model was trained with there",
             code="other-tokenizer",
         )
-    with _new_folder(output) as folder:
+    with new_folder(output) as folder:
         with _explained(output):
             write_model(folder, config, model, tokenizer)
             _write_tokenizer(folder, tokenizer, config)
@@ -158,6 +165,8 @@ def export_model(
         parity = check_export(folder, model, tokenizer)
         with _explained(output):
             _write_origin(folder, output.name, config, facts, tokenizer, parity)
+            if extend is not None:
+                extend(folder)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return ExportReport(facts.checkpoint, output, num_parameters, parity)
 
@@ -216,7 +225,7 @@ def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> Pretr
 
 
 @contextmanager
-def _new_folder(output: Path) -> Iterator[Path]:
+def new_folder(output: Path) -> Iterator[Path]:
     """Yield a temporary folder next to `output` that is renamed to it at the end, or removed after an error."""
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
