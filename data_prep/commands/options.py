@@ -38,7 +38,7 @@ def add_preparation(command: argparse.ArgumentParser, sections: Collection[str],
     what.add_argument(
         "--input-format",
         metavar="NAME",
-        help="format of the files of --input whatever their names end in, such as jsonl, or module:function",
+        help="format of the files of --input, regardless of their names, such as jsonl, or module:function",
     )
     what.add_argument("--output", metavar="DIR", help=output_help)
     what.add_argument("--config", metavar="FILE", help="YAML file of settings and named sources")

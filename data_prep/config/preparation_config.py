@@ -122,7 +122,8 @@ class DocumentSettings(Settings):
     language: str = Field("en", description="language whose rules split sentences (ISO 639, two or three letters)")
     language_field: str | None = Field(
         None,
-        description="field or column with each document's own language; if it is empty, that of the source applies",
+        description="field or column with the language of each document; where it is empty, the language of the "
+        "source applies",
     )
     id_field: str | None = Field(None, description="field or column that holds each document's id, text or a number")
     url_field: str | None = Field(None, description="field or column that holds the URL of each document")
@@ -130,7 +131,7 @@ class DocumentSettings(Settings):
         (), description="fields or columns that filters read, such as [score, date]"
     )
     format: FormatName | None = Field(
-        None, description="format of all files, as sources[].format; by default that of each file's ending"
+        None, description="format of all files, as sources[].format; by default from each file's extension"
     )
     formats: dict[str, str] = Field(
         {}, description="custom input formats by file extension, such as {.xml: mypackage.dumps:read}"
@@ -146,14 +147,16 @@ class DocumentSettings(Settings):
         description="error stops at unreadable input; skip drops it and counts it in the manifest",
     )
     min_document_characters: PositiveInt = Field(
-        1, description="shorter documents are dropped, in characters once cleaned"
+        1, description="minimum length of a cleaned document in characters; shorter ones are dropped"
     )
     max_document_characters: PositiveInt | None = Field(
-        None, description="longer documents are dropped, in characters once cleaned; null for no limit"
+        None,
+        description="maximum length of a cleaned document in characters; longer ones are dropped; null for no limit",
     )
     max_document_bytes: Annotated[int, Field(ge=1, le=1 << 40)] = Field(
         64 << 20,
-        description="longer lines and texts are dropped unread and counted, in bytes; bounds the memory of a worker",
+        description="maximum length of a line or text in bytes, which bounds the memory of a worker; longer ones "
+        "are dropped unread and counted",
     )
 
     @property
@@ -179,8 +182,8 @@ class Source(Settings):
     )
     format: FormatName | None = Field(
         None,
-        description="format of its files whatever their names end in, such as jsonl, jsonl.gz or module:function; by "
-        "default documents.format",
+        description="format of the source's files, regardless of their names, such as jsonl, jsonl.gz or "
+        "module:function; by default documents.format",
     )
     url: str | None = Field(None, description="where the text comes from")
     license: str | None = Field(None, description="license of the text, such as CC-BY-SA-4.0")
@@ -194,9 +197,11 @@ class Source(Settings):
         None, description="filters and transforms of its documents instead of documents.filters; [] for none"
     )
     weight: Weight | None = Field(
-        None, description="its share of training samples relative to the other sources' weights; by default its tokens"
+        None,
+        description="share of the training samples, relative to the weights of the other sources; by default "
+        "the tokens of the source",
     )
-    max_tokens: PositiveInt | None = Field(None, description="tokens of it that a training run uses at most")
+    max_tokens: PositiveInt | None = Field(None, description="maximum tokens of the source that a training run uses")
     epochs: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
         None, description="how often a training run uses each of its documents"
     )
@@ -225,9 +230,9 @@ class DeduplicationSettings(Settings):
     near: bool = Field(False, description="also drop near-duplicates, found by MinHash and locality-sensitive hashing")
     threshold: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         0.8,
-        description="near-duplicates share about this part of their n-grams or more (Jaccard similarity); 0.8 finds "
-        "99 of 100 copies with 1% of the words replaced (96 of documents below 120 words) and 4 with 5%; 0.5 finds 99 "
-        "with 5% and 51 with 10%",
+        description="share of common n-grams (Jaccard similarity) from which documents count as near-duplicates. "
+        "Of 100 copies, 0.8 finds 99 with 1% of the words replaced (96 below 120 words) and 4 with 5%; 0.5 finds "
+        "99 with 5% and 51 with 10%",
     )
     ngram_tokens: Annotated[int, Field(ge=1, le=10_000)] = Field(
         5,
@@ -257,7 +262,7 @@ class ShardSettings(Settings):
         8, description="minimum number of train shards, even if the corpus fits in fewer"
     )
     valid_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.01, description="share of the documents held out; 0 for none, and then training does not evaluate"
+        0.01, description="share of the documents in the valid split; with 0 training does not evaluate"
     )
     record_tokens: PositiveInt = Field(
         65_536, description="tokens per record; a longer document is a record of its own"
@@ -281,8 +286,8 @@ class PreparationConfig(Settings):
     )
     total_tokens: PositiveInt | None = Field(
         None,
-        description="tokens that a training run uses at most, over all sources; those with neither epochs nor "
-        "max_tokens share what the others leave, by weight, or by size if none has one",
+        description="maximum tokens that a training run uses of all sources together; sources with neither epochs "
+        "nor max_tokens share the rest by weight, or by size if they have no weights",
     )
     tokenizer: TokenizerSettings = Field(TokenizerSettings(), description="training of the tokenizer")
     documents: DocumentSettings = Field(DocumentSettings(), description="reading of documents")

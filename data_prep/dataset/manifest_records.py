@@ -190,7 +190,7 @@ class SourceRecord(ManifestPart):
     weight: Annotated[float, Field(gt=0)] | None = Field(
         None, description="share of the source in the training samples, relative to the weights of the other sources"
     )
-    max_tokens: PositiveInt | None = Field(None, description="tokens of it that a training run uses at most")
+    max_tokens: PositiveInt | None = Field(None, description="maximum tokens of the source that a training run uses")
     epochs: Annotated[float, Field(gt=0)] | None = Field(
         None, description="how often a training run uses each of its documents"
     )

@@ -72,9 +72,9 @@ class DataSettings(Settings):
     )
     loss_weight: LossWeight = Field(
         "none",
-        description="elbo weights the masked_lm loss by how probable the number of hidden tokens of a row is, so that "
-        "its mean bounds the negative log-likelihood of the text per token (a masked diffusion model): with uniform or "
-        "cosine from 0 to 1, mask_share=1 and random_share=0",
+        description="elbo weights the masked_lm loss of a row by the probability of its number of hidden tokens. "
+        "The mean loss then bounds the negative log-likelihood of the text per token (a masked diffusion model). "
+        "It needs rates from 0 to 1 (uniform or cosine), mask_share=1 and random_share=0",
     )
     mask_unit: MaskUnit = Field("token", description="unit of masking: single tokens, whole words, or spans of words")
     masking: str | None = Field(

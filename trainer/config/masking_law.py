@@ -69,13 +69,17 @@ else:  # `from` is a word of Python
                 _Rate | None,
                 Field(
                     None,
-                    description="masking rate at the first step (linear), one end of the rates (uniform, cosine), or "
-                    "the rate around which 60% of the rows have theirs (bimodal); by default from mlm_probability",
+                    description="linear: masking rate at the first step; uniform and cosine: one end of the range; "
+                    "bimodal: center of the rates of 60% of the rows; by default from mlm_probability",
                 ),
             ),
             "to": (
                 _Rate | None,
-                Field(None, description="masking rate at the last step, the other end, or the rate of the others"),
+                Field(
+                    None,
+                    description="linear: masking rate at the last step; uniform and cosine: other end of "
+                    "the range; bimodal: center of the other rates",
+                ),
             ),
         },
     )
@@ -85,7 +89,8 @@ class MaskingLaw(_Ends):
     """How the masking rate of a row is chosen (`trainer/config/masking_law.py`)."""
 
     stratified: bool = Field(
-        True, description="draw rates so that consecutive rows have equal shares of all; false: independently"
+        True,
+        description="draw rates so that consecutive rows cover the range evenly; false: draw each rate independently",
     )
 
     @property

@@ -21,8 +21,8 @@ class ModelSettings(Settings):
 
     family: FamilyName = Field(
         "bert",
-        description="architecture that provides the defaults (those shown here are of bert); custom: those of bert, "
-        "every option may change, and only what a class of transformers computes can be exported",
+        description="architecture, which sets the defaults (shown here: bert); custom begins with those of bert "
+        "and lets every option change, but can be exported only if a class of transformers computes the same",
     )
     vocab_size: PositiveInt = Field(
         30522, le=2**32, description="tokens in the vocabulary; at least that of the shards"
@@ -36,8 +36,8 @@ class ModelSettings(Settings):
     num_key_value_heads: PositiveInt | None = Field(
         None,
         le=2**17,
-        description="heads of keys and values, each for a group of as many query heads (grouped-query attention); "
-        "divides num_attention_heads; by default as many",
+        description="heads of keys and values (grouped-query attention); divides num_attention_heads and equals it "
+        "by default",
     )
     intermediate_size: PositiveInt = Field(3072, le=2**20, description="width of the feed-forward layer")
     max_position_embeddings: PositiveInt = Field(
@@ -48,8 +48,9 @@ class ModelSettings(Settings):
     )
     position_embedding: Literal["learned", "sinusoidal", "rotary", "none"] = Field(
         "learned",
-        description="position encoding: added to embeddings (learned, sinusoidal) or rotary (RoPE); with none "
-        "only local attention or a causal objective shows the order of tokens, and transformers has no such class",
+        description="position encoding: added to embeddings (learned, sinusoidal) or rotary (RoPE); without "
+        "positions (none) only local attention or a causal objective shows the order of tokens, and the model "
+        "cannot be exported",
     )
     norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="type of all norms")
     norm_position: Literal["post", "pre"] = Field(
@@ -60,7 +61,7 @@ class ModelSettings(Settings):
         "gelu",
         description="activation of the feed-forward layer; with geglu the MLM head uses gelu, with swiglu silu",
     )
-    bias: bool = Field(True, description="biases in linear layers and LayerNorms; decoder_bias is that of the decoder")
+    bias: bool = Field(True, description="biases in linear layers and LayerNorms; for the MLM decoder see decoder_bias")
     mlm_head: Literal["dense", "linear"] = Field(
         "dense",
         description="MLM head. dense: linear layer, activation and norm before the decoder; linear: the decoder alone",
@@ -70,7 +71,7 @@ class ModelSettings(Settings):
     )
     decoder_bias: bool = Field(True, description="bias of the MLM decoder, one per row of the vocabulary")
     local_attention: PositiveInt | None = Field(
-        None, description="attention window of local layers in tokens, half of it to each side"
+        None, description="attention window of local layers in tokens, half to each side"
     )
     global_attn_every_n_layers: PositiveInt = Field(
         1, description="every n-th layer, starting with the first, uses global attention; the others are local"

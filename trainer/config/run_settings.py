@@ -26,7 +26,7 @@ class CheckpointSettings(Settings):
 
     every_steps: PositiveInt = Field(1000, description="steps between checkpoints")
     every_minutes: PositiveFloat | None = Field(
-        None, description="minutes after the last checkpoint at which another is saved as well"
+        None, description="also save a checkpoint when the last one is this many minutes old"
     )
     keep_last: PositiveInt = Field(2, description="number of newest complete checkpoints to keep")
     keep_every_steps: PositiveInt | None = Field(
@@ -44,8 +44,8 @@ class CheckpointSettings(Settings):
     )
     average_last: Annotated[int, Field(ge=2)] | None = Field(
         None,
-        description="at evaluations, also evaluate the mean of the weights of this number of newest checkpoints "
-        "(metrics average/*); at most keep_last",
+        description="number of newest checkpoints whose mean weights are evaluated too (metrics average/*); at "
+        "most keep_last",
     )
     on_failed_save: Literal["continue", "stop"] = Field(
         "continue",
@@ -60,8 +60,8 @@ class CheckpointSettings(Settings):
     upload_to: PathText | None = Field(
         None,
         min_length=1,
-        description="URL of a directory for this run alone, such as s3://bucket/runs/NAME: checkpoints are uploaded in "
-        "the background, and downloaded if the disk has none",
+        description="URL of a directory for this run alone, such as s3://bucket/runs/NAME: checkpoints are "
+        "uploaded in the background, and downloaded if the local disk has no checkpoint",
     )
     upload_wait_seconds: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
         600, description="how long the end of a run waits for the upload of its last checkpoint"
@@ -183,8 +183,8 @@ class LoggingSettings(Settings):
     )
     peak_flops_per_device: PositiveFloat | None = Field(
         None,
-        description="peak FLOP/s of one device, for MFU; by default that of the data sheet for a known GPU in bf16 or "
-        "fp16; elsewhere no MFU is reported",
+        description="peak FLOP/s of one device, for MFU; by default from the data sheet of a known GPU in bf16 or "
+        "fp16; without a value no MFU is reported",
     )
     gpu_hour_price: Annotated[float, Field(ge=0.0)] | None = Field(
         None, description="price of one device per hour in any currency, for cost estimates of status.py and doctor.py"

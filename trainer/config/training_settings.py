@@ -153,7 +153,7 @@ class StageSettings(DurationSettings):
     objectives: Objectives | None = Field(
         None, description="what this stage trains, as objectives; other heads of the run get zero gradients"
     )
-    masking: str | None = Field(None, description="as data.masking; a stage without it has that of data")
+    masking: str | None = Field(None, description="as data.masking, which is the default")
     learning_rate: PositiveFloat | None = Field(None, description="peak learning rate, as optimizer.learning_rate")
     weight_decay: Annotated[float, Field(ge=0.0)] | None = Field(None, description="as optimizer.weight_decay")
     schedule: ScheduleSettings | None = Field(
