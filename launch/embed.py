@@ -150,7 +150,7 @@ def input_texts(arguments: argparse.Namespace) -> Sequence[str | None]:
         raise UsageError(f"{name} contains no text", fix="give one text per line", code="missing-text")
     if len(lines_with_text) < len(lines):
         empty = f"skipped {len(lines) - len(lines_with_text):,} empty lines of {name}"
-        LOG.warning(f"{empty}; the vectors are those of the other lines")
+        LOG.warning(f"{empty}; each other line has a vector")
     return lines_with_text
 
 

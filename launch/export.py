@@ -67,10 +67,10 @@ def add_onnx(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--int8", action="store_true", help="also write model_quantized.onnx, with matrices as int8")
     group.add_argument("--int8-data", type=Path, metavar="FILE", help="table of texts that --int8 is checked on")
     group.add_argument(
-        "--text-column", metavar="NAME", help="its column of texts (default: that of the training data, or text)"
+        "--text-column", metavar="NAME", help="its column of texts (default: as in the training data, or text)"
     )
     group.add_argument(
-        "--pair-column", metavar="NAME", help="its column of second texts (default: that of the training data)"
+        "--pair-column", metavar="NAME", help="its column of second texts (default: as in the training data)"
     )
     group.add_argument("--label-column", metavar="NAME", help="its column of labels, for scores of both files")
     group.add_argument(
@@ -80,7 +80,7 @@ def add_onnx(parser: argparse.ArgumentParser) -> None:
         "--min-agreement",
         type=share,
         metavar="SHARE",
-        help="least share of float32 predictions that int8 must give too (default 0.99)",
+        help="minimum share of equal predictions in float32 and int8 (default 0.99)",
     )
 
 

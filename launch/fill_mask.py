@@ -71,8 +71,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--temperature",
         type=temperature,
         metavar="X",
-        help="divides the logits that tokens are drawn by, for masks in random order; 0 takes the likeliest tokens, of "
-        "the masks that the model is surest of (default 1)",
+        help="divides the logits by which tokens are drawn, for masks in random order; 0 fills the masks that the "
+        "model is surest of first, with their likeliest tokens (default 1)",
     )
     generation.add_argument(
         "--any-rate",

@@ -76,9 +76,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         default="refuse",
         help="refuse a file with empty or invalid cells, or skip and count these rows (default refuse)",
     )
-    data.add_argument(
-        "--max-length", type=int, metavar="N", help="maximum sequence length (default: that of the model)"
-    )
+    data.add_argument("--max-length", type=int, metavar="N", help="maximum sequence length (default: the model's)")
     how = parser.add_argument_group("training")
     variant = how.add_mutually_exclusive_group()
     variant.add_argument("--freeze-encoder", action="store_true", help="train only the head, on stored features")

@@ -50,10 +50,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--output", required=True, type=local_output("--output"), metavar="FILE", help="the table to write"
     )
     tables.add_argument(
-        "--text-column", metavar="NAME", help="column with the texts (default: the one of the training data)"
+        "--text-column", metavar="NAME", help="column with the texts (default: as in the training data)"
     )
     tables.add_argument(
-        "--pair-column", metavar="NAME", help="column with the second texts (default: the one of the training data)"
+        "--pair-column", metavar="NAME", help="column with the second texts (default: as in the training data)"
     )
     tables.add_argument(
         "--label-column", metavar="NAME", help="score the predictions against the labels in this column"
@@ -99,8 +99,8 @@ def main() -> None:
     check_table_can_be_written(table, arguments.output, arguments.quoting)
     if num_blank := table.attrs.get(NUM_BLANK):
         print(
-            f"warning: skipped {counted(num_blank, 'blank line')} of {arguments.input}, so the rows of the output are "
-            "those of the other lines",
+            f"warning: skipped {counted(num_blank, 'blank line')} of {arguments.input}, so the output has one row "
+            "for each other line",
             file=sys.stderr,
         )
     if arguments.dry_run:

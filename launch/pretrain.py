@@ -61,7 +61,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="DIR[,DIR]",
         help="before a job is submitted: check the settings, and that output_dir is inside one of these directories, "
         "which outlive the job, or checkpoint.upload_to is set; print log file and status command, and stop ('': any "
-        "directory but /tmp and others of the host alone)",
+        "directory except /tmp and others that end with the host)",
     )
     parser.add_argument(
         "--rehearse",
@@ -82,9 +82,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="FILE",
         help="DeepSpeed JSON merged over the settings that follow from the YAML",
     )
-    parser.add_argument(
-        "--allow-change", action="store_true", help="resume although a setting changed that makes it another run"
-    )
+    parser.add_argument("--allow-change", action="store_true", help="resume although an incompatible setting changed")
     add_branch(parser)
     parser.add_argument(
         "--verbose", action="store_true", help="on resume, list all source files that changed since the checkpoint"

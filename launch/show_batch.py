@@ -56,7 +56,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add_config(parser, required=False)
     text = parser.add_argument_group("one text")
     text.add_argument("--text", metavar="TEXT", help="mask this text instead of printing rows")
-    text.add_argument("--tokenizer", metavar="DIR", help="tokenizer of --text (default: that of the configuration)")
+    text.add_argument("--tokenizer", metavar="DIR", help="tokenizer of --text (default: as in the configuration)")
     text.add_argument("--seed", type=at_least(0), metavar="N", help="seed of the masks of --text (default 0)")
     rows = parser.add_argument_group("rows")
     rows.add_argument("--rows", type=at_least(1), metavar="N", help="number of rows (default 4)")
@@ -279,7 +279,7 @@ def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch,
     last = loader.num_samples(epoch)
     if last is None and arguments.epoch:
         raise UsageError(
-            f"--epoch {arguments.epoch} is no epoch of a mixture, whose samples are numbered without end",
+            f"--epoch {arguments.epoch} has no meaning for a mixture, which numbers its samples without epochs",
             fix="remove it, and give the number of the sample",
             code="epoch-of-a-mixture",
         )

@@ -100,8 +100,8 @@ def _parameter(name: str, value: Any) -> Any:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
         raise SettingError(
-            f"the parameter {name}={value!r:.100} of a filter is no text, number, list or mapping, so the manifest "
-            "cannot state it",
+            f"the parameter {name}={value!r:.100} of a filter is not a text, number, list or mapping, so the "
+            "manifest cannot state it",
             fix="give it as one of these, or give the filter itself as a function or an object",
             code="filter-parameters",
         ) from None

@@ -103,20 +103,20 @@ class Manifest(ManifestPart):
             _list_of_mappings(settings, "sources")
             for name in ("addition", "deduplication", "documents", "safeguards", "shards"):
                 if not isinstance(settings.get(name, {}), dict):
-                    raise ValueError(f"{name} is no mapping of settings")
+                    raise ValueError(f"{name} is not a mapping of settings")
             if not all(isinstance(source.get("name"), str) for source in settings.get("sources", [])):
                 raise ValueError("a source has no name")
             kept = settings.get("safeguards", {"filters": []})
             own = kept.get("sources", {})
             if not isinstance(own, dict):
-                raise ValueError("safeguards.sources is no mapping of filters")
+                raise ValueError("safeguards.sources is not a mapping of filters")
             for entries in [kept.get("filters"), *own.values()]:
                 _list_of_mappings({"filters": entries}, "filters")
             if kept.get("lists") is not None:
                 FileRecord.model_validate(kept["lists"])
             fraction = settings.get("shards", {}).get("valid_fraction", 0.5)
             if not isinstance(fraction, (int, float)) or not 0 <= fraction < 1:
-                raise ValueError(f"shards.valid_fraction={str(fraction)[:20]} is no number from 0 to below 1")
+                raise ValueError(f"shards.valid_fraction={str(fraction)[:20]} is not a number from 0 to below 1")
         return config
 
     @model_validator(mode="after")
@@ -312,7 +312,7 @@ def _total(dropped: Mapping[str, int]) -> int:
 def _list_of_mappings(settings: dict[str, Any], name: str) -> list[dict[str, Any]]:
     found = settings.get(name, [])
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise ValueError(f"{name} is no list of settings")
+        raise ValueError(f"{name} is not a list of settings")
     return found
 
 

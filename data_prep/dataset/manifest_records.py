@@ -159,7 +159,7 @@ def read_inputs(folder: str, inputs: Iterable[InputRecord | InputsFile]) -> Iter
         try:
             records = [InputRecord.model_validate_json(line) for line in lines]
         except ValidationError as error:
-            problem = f"a line is no input ({first_problem(error)})"
+            problem = f"a line does not describe an input ({first_problem(error)})"
         else:
             problem = "" if len(records) == each.inputs else f"has {len(records):,} lines, not {each.inputs:,}"
         if problem:

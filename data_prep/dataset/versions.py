@@ -55,7 +55,7 @@ def publish(folder: str, manifest: Manifest) -> None:
             if manifest.parent != current.digest:
                 raise UserError(
                     f"{storage.redact(folder)} was changed by another command: its version is {current.version} "
-                    f"({current.digest[:16]}), which is not the one that this command started from",
+                    f"({current.digest[:16]}), but this command started from another version",
                     fix="run the same command again",
                     code="version-changed",
                 )

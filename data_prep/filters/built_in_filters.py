@@ -229,7 +229,7 @@ class Condition:
             return _every(parts) if isinstance(node.op, ast.And) else _any(parts, ast.unparse(node))
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             return self._comparison(node)
-        raise ValueError(f"{ast.unparse(node)[:100]!r} is no comparison of a field and a value")
+        raise ValueError(f"{ast.unparse(node)[:100]!r} is not a comparison of a field with a value")
 
     def _comparison(self, node: ast.Compare) -> Callable[[Mapping[str, Any]], Verdict]:
         sign, holds = _COMPARISONS.get(type(node.ops[0]), ("", operator.eq))
@@ -290,7 +290,7 @@ def _literal(node: ast.expr) -> Any:
     try:
         value: Any = ast.literal_eval(node)
     except ValueError:  # whose text has a memory address
-        raise ValueError(f"{ast.unparse(node)[:100]!r} is no value") from None
+        raise ValueError(f"{ast.unparse(node)[:100]!r} is not a value") from None
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, str | int | float) for item in items):
         raise ValueError(f"{ast.unparse(node)[:100]!r} is not a number, a text, true or false, or a list of them")

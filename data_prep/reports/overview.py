@@ -33,7 +33,7 @@ _REASONS = {
     "invalid UTF-8": "is not UTF-8 text",
     "invalid JSON": "is not valid JSON",
     "invalid CSV": "is not valid CSV",
-    "no object": "is no record with fields",
+    "no object": "is not a record with fields",
     "missing field": "lacks the field with the text",
     "not text": "has a number or a list instead of a text",
     "binary": "is a binary file",
@@ -206,7 +206,7 @@ def source_overview(manifest: Manifest) -> Table:
         tuple(Column(name, name not in texts) for name in columns),
         tuple(rows),
         "came in, kept, left out and removed count documents; share of training and repetitions (how often each "
-        f"document is read) are those of a run of {use.run_tokens:,.0f} tokens with this data set alone",
+        f"document is read) hold for a run of {use.run_tokens:,.0f} tokens with this data set alone",
     )
 
 
@@ -225,7 +225,7 @@ def reason_overview(manifest: Manifest) -> Table:
                 _listed(words.most_common()) or "-",
             )
         )
-    columns = (Column("#"), Column("step", False), *map(Column, ("came in", "left out", "went on")))
+    columns = (Column("#"), Column("step", False), *map(Column, ("came in", "left out", "continued")))
     return Table(
         "Why documents were left out, step by step",
         (*columns, Column(_WHY, False)),

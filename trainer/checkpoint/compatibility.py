@@ -145,7 +145,10 @@ def _check_same_branch(before: RunConfig, config: RunConfig) -> None:
     if (branch is None) == (config.branch is None):
         return
     if branch is None:
-        problem, fix = "has a run that is no branch, and --branch-from is given", "give another output_dir"
+        problem, fix = (
+            "holds a run that did not begin as a branch, but --branch-from is given",
+            "give another output_dir",
+        )
     else:
         source = f"{redact(branch.run)}:{branch.step}"
         problem = f"has a branch (stage {branch.stage} from {source}), and --branch-from is not given"

@@ -196,7 +196,7 @@ def look_at_initial_weights(
         return [f"{address} exists; the run checks whether it fits this model"]
     checked = _check(folder, source, config, wanted)
     found, family = load_config(folder).model_type, checked.family.name
-    becomes = "" if found == family else f", and its weights become those of a {family}"
+    becomes = "" if found == family else f", and its weights are converted to {family}"
     lines = [f"{address} is a {found} of {'an adoptable' if wanted.adopt else 'this'} architecture{becomes}"]
     if all(path.is_file() for path in weight_files(folder)):
         with torch.device("meta"):
@@ -351,12 +351,12 @@ def _compare_tokenizers(
     if not any((folder / name).is_file() for name in (INFO_NAME, TOKENIZER_NAME)):
         if adopts:
             raise UserError(
-                f"init_from={address} has no {TOKENIZER_NAME}, so nothing says which token a row of it is",
-                fix="copy the files of its tokenizer into it, or remove tokenizer from adopt if the ids are those of "
-                "the shards",
+                f"init_from={address} has no {TOKENIZER_NAME}, so the tokens of its embeddings are unknown",
+                fix="copy the files of its tokenizer into it, or remove tokenizer from adopt if the shards have the "
+                "same ids",
                 code="no-tokenizer-to-adopt",
             )
-        return None, f"{address} carries no {TOKENIZER_NAME}: cannot check that its ids are those of the shards"
+        return None, f"{address} has no {TOKENIZER_NAME}: its ids cannot be compared with the ids of the shards"
     theirs = load_config(folder)
     is_of_decoder = any(theirs.model_type in each.decoders for each in published_families()) and is_foreign(str(folder))
     tokenizer = ForeignTokenizer.open(str(folder), is_of_decoder=True) if is_of_decoder else Tokenizer.load(folder)

@@ -162,7 +162,7 @@ def _architecture(folder: Path, config: RunConfig) -> tuple[PublishedFamily, Mod
     if family is None:
         titles = " or ".join(each.title for each in published_families())
         raise UserError(
-            f"{address} is a {theirs['model_type']}, which is no family of encoders that is computed here",
+            f"{address} is a {theirs['model_type']}, which this project cannot compute",
             fix=f"give a trained {titles}",
             code="other-architecture",
         )
@@ -198,7 +198,7 @@ def _check_tokenizer(folder: Path, config: RunConfig, settings: ModelSettings, f
     address = _address(config)
     if not any((folder / name).is_file() for name in (INFO_NAME, TOKENIZER_NAME)):
         raise UserError(
-            f"{address} has no {TOKENIZER_NAME}, so nothing says that its ids are those of the shards",
+            f"{address} has no {TOKENIZER_NAME}, so its ids cannot be compared with the ids of the shards",
             fix="copy the files of its tokenizer into it",
             code="no-tokenizer-of-teacher",
         )

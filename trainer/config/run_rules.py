@@ -51,7 +51,7 @@ def _check_stages(config: RunConfig) -> None:
         )
     if training.stages and training.duration is not None and training.duration.unit == "epochs":
         raise SettingError(
-            f"training.{training.duration.setting} is no length of a run with training.stages, whose data may differ",
+            f"training.{training.duration.setting} cannot be the length of a run with stages, whose data may differ",
             fix="set the duration of each stage in epochs",
             code="epochs-of-all-stages",
         )
@@ -128,7 +128,7 @@ def _check_task(config: RunConfig) -> None:
     for setting in needs_masked_lm if MASKED_LM not in names else ():
         if needs_masked_lm[setting]:
             raise SettingError(
-                f"{setting} needs the head of masked_lm, which is no objective of the run",
+                f"{setting} needs the head of masked_lm, but the run does not have this objective",
                 fix=f"{'set model.output_bias=zeros' if '=' in setting else f'remove {setting}'}, or add masked_lm to "
                 "objectives",
                 code="setting-needs-masked-lm",
@@ -209,7 +209,7 @@ def _check_kept(config: RunConfig) -> None:
     is_own = config.has_own_objectives and best.endswith(("_loss", "_accuracy"))  # whose better direction is known
     if best.startswith("valid/") and best not in BEST_METRICS and not is_own:
         raise SettingError(
-            f"checkpoint.best_metric={best} is no metric by which checkpoints are kept",
+            f"checkpoint.best_metric={best} is not a metric for checkpoint.keep_best",
             fix=f"set one of {', '.join(BEST_METRICS)}, suite/NAME/TASK, or the loss or accuracy of an objective of "
             "your own",
             code="best-metric-not-measured",

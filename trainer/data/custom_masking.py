@@ -98,9 +98,9 @@ class CustomMasking:
         replaced = changed & ~self._is_ordinary(seen) & (seen != special.mask)
         for wrong, name, made, what, fix in (
             (changed & ~is_text, "input id", seen, "in place of a special token or padding", fix_ids),
-            (replaced, "input id", seen, "which is no token of text and not [MASK]", fix_ids),
-            (predicted & ~is_text, "label", labels, "where no token of the text is", fix_labels),
-            (predicted & ~self._is_ordinary(labels), "label", labels, "which is no token of the text", fix_labels),
+            (replaced, "input id", seen, "which is neither a token of text nor [MASK]", fix_ids),
+            (predicted & ~is_text, "label", labels, "at a position without a token of text", fix_labels),
+            (predicted & ~self._is_ordinary(labels), "label", labels, "which is not a token of text", fix_labels),
         ):
             if wrong.any():
                 row, column = np.argwhere(wrong)[0]

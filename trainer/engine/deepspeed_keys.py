@@ -151,7 +151,7 @@ KEYS: Mapping[str, Owned | Passed | Refused] = {
     "zero_optimization.zero_quantized_gradients": Refused(_SAME_RUN),
     "zero_optimization.zero_quantized_nontrainable_weights": Refused(_SAME_RUN),
     "zero_optimization.offload_optimizer.ratio": Refused("the entire optimizer state is on one device", off=(1,)),
-    "zero_optimization.offload_optimizer.super_offload": Refused("the optimizer is the one of optimizer.name"),
+    "zero_optimization.offload_optimizer.super_offload": Refused("optimizer.name sets the optimizer"),
     **dict.fromkeys(
         (
             *("aio", "compression_training", "dataloader_drop_last", "datastates", "disable_allgather", "eigenvalue"),

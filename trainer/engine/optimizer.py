@@ -143,7 +143,9 @@ def check_states(optimizer: torch.optim.Optimizer, name: str, groups_before: lis
             if kind == "step":
                 continue
             if not torch.is_tensor(value) or value.shape != tensor.shape or value.dtype != torch.float32:
-                raise _unsupported(name, f"has the state {kind}, which is no float32 number per element")
+                raise _unsupported(
+                    name, f"has the state {kind}, which is not a float32 tensor of the parameter's shape"
+                )
             if value.any():
                 raise _unsupported(name, f"has the state {kind}, which is not 0 before the first update")
 

@@ -307,7 +307,7 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
         yield f"{subject.name} has not finished, so its scores may still change"
     single = [group.label for group in groups if len(group.subjects) == 1]
     if single:
-        yield f"one seed alone of {', '.join(single)}: a difference may be that of the seeds"
+        yield f"only one seed of {', '.join(single)}: a difference may come from the seed"
     for group in groups:
         seeds = [each.seed for each in group.subjects if each.seed is not None]
         if len(set(seeds)) < len(seeds):

@@ -88,7 +88,7 @@ class Suite(Settings):
             chain = [name]
             while (start := self.tasks[chain[-1]].starts_from) is not None:
                 if start not in self.tasks or start in chain:
-                    problem = "is no task of the suite" if start not in self.tasks else "starts from itself"
+                    problem = "is not a task of the suite" if start not in self.tasks else "starts from itself"
                     raise SettingError(
                         f"tasks.{chain[-1]}.starts_from={start} {problem}",
                         fix="name a task that does not start from this one",

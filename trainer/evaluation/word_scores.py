@@ -99,7 +99,7 @@ def hidden_words(model: FillMask, lines: Sequence[str]) -> Iterator[HiddenWord]:
     tokenizer = model.tokenizer
     if not tokenizer.is_fast:
         raise UserError(
-            f"the tokenizer of {tokenizer.name_or_path} does not tell which characters a token has",
+            f"the tokenizer of {tokenizer.name_or_path} does not map tokens to characters",
             fix="give a model with a tokenizer.json",
             code="slow-tokenizer",
         )

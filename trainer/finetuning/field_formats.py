@@ -106,8 +106,8 @@ def read_conll(text: str) -> pandas.DataFrame:
     for place, cells in enumerate(columns, start=1):
         if odd := _odd_tag(cells):
             faults[str(place)] = (
-                f"line {lines[cells.index(odd)]:,}, column '{place}': {odd!r} is no tag of entities as the others are "
-                "(O, or B-, I-, E-, S-, L- or U- with a type)",
+                f"line {lines[cells.index(odd)]:,}, column '{place}': {odd!r} is not a tag of entities, but the others "
+                "are (O, or B-, I-, E-, S-, L- or U- with a type)",
                 "correct the tag, or write O; the tags of a .jsonl file stay as they are",
             )
         rest = iter(cells)
@@ -125,7 +125,7 @@ def _check_no_ranges(columns: Sequence[Sequence[str | None]], lines: Sequence[in
     for line, number in zip(lines, numbers, strict=False):
         if not number.isdecimal():
             raise UnreadableFormat(
-                f"line {line:,} of CoNLL-U has the number {number}, so it is no word beside the others",
+                f"line {line:,} of CoNLL-U has the number {number}, so it does not count as a word",
                 fix="remove the lines whose number has a hyphen or a point, such as 1-2 and 8.1",
             )
 

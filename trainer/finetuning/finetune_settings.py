@@ -190,7 +190,7 @@ def _check_probes(settings: FinetuneSettings) -> None:
     layer, without = settings.layer or "", ("multilabel_classification", "question_answering", "embedding")
     if layer not in (ALL_LAYERS, "norm") and not (layer.isascii() and layer.isdecimal()):
         raise UsageError(
-            f"--layer {layer!r} is no layer",
+            f"--layer {layer!r} is not a layer",
             fix="give all, a number from 0 (the embeddings) on, or norm (the norm after the last layer)",
             code="unknown-layer",
         )

@@ -83,13 +83,13 @@ _ANSWERS = {
     "token_classification": (
         "Every word has one tag; words are what white space separates, so text of a language without spaces must be "
         'split into words first, as in the training data. `pipeline("token-classification", aggregation_strategy='
-        '"first")` joins tags to entities if lines are joined by spaces first; words behind the longest text have none'
+        '"first")` joins tags to entities if lines are joined by spaces first; words that are cut off have no tag'
     ),
     "question_answering": (
         "The answer is always a span of the context, also where the context has no answer to the question"
     ),
     "embedding": (
-        "A text has one vector, whose cosine with others ranks them; it is not of length 1. Cosines are no "
+        "A text has one vector, which ranks other texts by cosine; its length is not 1. Cosines are not "
         "probabilities, and unrelated texts may have a cosine far above 0"
     ),
 }

@@ -80,6 +80,6 @@ def rates_until(config: RunConfig, step: int | None) -> MaskingRates | str:
     begun = [each for each in config.stages if step is None or step > each.first_step]
     masking = next((each.data.masking for each in begun if each.data.masking is not None and not each.is_causal), None)
     if masking is not None:
-        return f"its masks are those of {masking}"
+        return f"its masks came from {masking}"
     rates = rates_of(config, step)
     return MaskingRates(*rates) if rates is not None else "no stage has trained on masks"

@@ -124,7 +124,7 @@ def read_by_all(run: Run, upcoming: Upcoming) -> FetchedBatch:
     """
     if upcoming.counting.requests.fail:
         raise_error_of_any(upcoming.error, run.ranks)
-    assert upcoming.fetched is not None, "whoever stopped reading knows of a request"
+    assert upcoming.fetched is not None, "the rank that stopped reading knows of a request"
     for note in upcoming.fetched.notes:
         run.reporter.info(note)
     return upcoming.fetched

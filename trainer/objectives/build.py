@@ -50,7 +50,7 @@ def class_of(name: str) -> type[Objective]:
         return Distillation if name == DISTILLATION else HiddenStates
     found = OBJECTIVE.find(name)
     if not (inspect.isclass(found) and issubclass(found, Objective)):
-        raise OBJECTIVE.wrong(name, "is no subclass of Objective", fix=f"name {OBJECTIVE.form}")
+        raise OBJECTIVE.wrong(name, "is not a subclass of Objective", fix=f"name {OBJECTIVE.form}")
     for method in ("num_predictions", "scores"):
         if getattr(found, method) is getattr(Objective, method):
             raise OBJECTIVE.wrong(name, f"has no method {method}", fix="write it; trainer/README.md has an example")

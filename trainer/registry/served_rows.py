@@ -378,7 +378,7 @@ def _cells(data: Any) -> list[list[str]]:
     else:
         rows = [list(row.values()) if isinstance(row, dict) else [row] for row in _listed(data)]
     if not all(isinstance(cell, str) for row in rows for cell in row):
-        raise MlflowException.invalid_parameter_value("a text is missing, or is no text")
+        raise MlflowException.invalid_parameter_value("a text is missing, or is not a string")
     return rows
 
 

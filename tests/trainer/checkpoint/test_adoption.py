@@ -691,7 +691,7 @@ def test_the_tokenizer_of_a_decoder_needs_no_special_tokens_of_an_encoder(tokeni
     wanted = Wanted(after.fingerprint, lambda: after, ("tokenizer",))
     kind, tensors, _ = look_at_initial_weights(config, str(tmp_path), lambda: tmp_path, wanted)
     assert tensors == "initializes 15 of 15 tensors"
-    assert kind.endswith("is a llama of an adoptable architecture, and its weights become those of a eurobert")
+    assert kind.endswith("is a llama of an adoptable architecture, and its weights are converted to eurobert")
     (line,) = load(ours, tmp_path, "tokenizer", tokenizer=after).adopted
     assert "3 stay random, and 0 old tokens are dropped" in line
     the = after.bytes_of(range(after.vocab_size)).index(b" the")

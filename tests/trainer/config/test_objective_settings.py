@@ -224,7 +224,7 @@ def test_a_list_that_contradicts_itself_is_refused_in_a_run_and_in_a_stage(
         (
             {"objectives": [MLM], "checkpoint.best_metric": "valid/rtd_loss"},
             "best-metric-not-measured",
-            "valid/rtd_loss is no metric by which",
+            "valid/rtd_loss is not a metric for",
         ),
     ],
 )

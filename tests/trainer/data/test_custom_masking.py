@@ -203,7 +203,7 @@ def fills_its_rows(rows: np.ndarray, *_: object) -> None:
         (changed("input_ids", 0, LENGTH - 1, MASK_TOKEN_ID), "not-a-masking", "in place of a special token or padding"),
         (changed("labels", 0, 2, VOCAB_SIZE), "not-a-masking", "label 100 at position 2"),
         (changed("labels", 0, 2, -1), "not-a-masking", "label -1 at position 2"),
-        (changed("labels", 0, LENGTH - 1, 7), "not-a-masking", "where no token of the text is"),
+        (changed("labels", 0, LENGTH - 1, 7), "not-a-masking", "at a position without a token of text"),
         (labels_of_all, "not-a-masking", "predicts 14 of the 16 tokens of a row, more than the 5"),
     ],
 )

@@ -176,7 +176,7 @@ def test_the_tables_show_the_metrics_that_compare_and_say_what_is_unfair() -> No
     assert by_group["c"]["interval"] == pytest.approx([-1.585310, -0.314690], abs=1e-5) and by_group["c"]["is_clear"]
     assert by_group["b0"]["interval"] == [None, None] and "not_compared" in by_group["d"]
     notes = " ".join(found["notes"])
-    assert "from 1,000 to 2,000" in notes and "one seed alone of b0, d" in notes
+    assert "from 1,000 to 2,000" in notes and "only one seed of b0, d" in notes
     first, scores = tables(found)
     assert first.rows[0] == ("a", "2", "0, 1", "5", "1,000")
     assert [row[-2:] for row in scores.rows] == [
