@@ -2,7 +2,8 @@
 
 A block of a page that begins with a comment `# NAME`, such as `# corpus.yaml`, is the file NAME. A block of text with
 lines `$ COMMAND` runs them; what follows a command is its output. `...` as a line stands for any lines, and at the end
-of a line for any characters. Numbers and digests compare by their shape, because machines and versions differ.
+of a line for any characters. Numbers and digests compare by their shape, because machines and versions differ. Where
+`any_words` is set, words do too: what a model says depends on its training, and only the layout stays.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# ([\w-]+\.\w+)\n")
+_NUMBER = re.compile(r"\W*0\W*")
 _ANY = "..."
 
 
@@ -48,7 +50,7 @@ def steps_of(page: str) -> Iterator[File | Command]:
                 yield Command(line, tuple(shown.splitlines()))
 
 
-def walk(page: Path, folder: Path, variables: Mapping[str, str] | None = None) -> None:
+def walk(page: str, folder: Path, variables: Mapping[str, str] | None = None, any_words: bool = False) -> None:
     """Take every step of a page in a folder; raise AssertionError for the first that fails or prints something else."""
     programs = folder.parent / f"{folder.name}-programs"
     programs.mkdir()
@@ -60,8 +62,8 @@ def walk(page: Path, folder: Path, variables: Mapping[str, str] | None = None) -
         "PYTHONPATH": str(REPOSITORY),
         **(variables or {}),
     }
-    steps = list(steps_of(page.read_text(encoding="utf-8")))
-    assert any(isinstance(step, Command) for step in steps), f"{page.name} has no command"
+    steps = list(steps_of(page))
+    assert any(isinstance(step, Command) for step in steps), "the page has no command"
     for step in steps:
         if isinstance(step, File):
             (folder / step.name).write_text(step.text, encoding="utf-8")
@@ -76,11 +78,11 @@ def walk(page: Path, folder: Path, variables: Mapping[str, str] | None = None) -
             timeout=600,
         )
         assert done.returncode == 0, f"$ {step.line}\n{done.stdout}"
-        missing = first_missing(step.shown, done.stdout.splitlines())
+        missing = first_missing(step.shown, done.stdout.splitlines(), any_words)
         assert missing is None, f"$ {step.line}\nthe page shows: {missing}\nthe command printed:\n{done.stdout}"
 
 
-def first_missing(shown: tuple[str, ...] | list[str], printed: list[str]) -> str | None:
+def first_missing(shown: tuple[str, ...] | list[str], printed: list[str], any_words: bool = False) -> str | None:
     """Return the first line of a page that an output does not have at its place; None if it has all, and no others."""
     position, skips = 0, False
     for line in shown:
@@ -88,20 +90,21 @@ def first_missing(shown: tuple[str, ...] | list[str], printed: list[str]) -> str
             skips = True
             continue
         places = range(position, len(printed) if skips else min(position + 1, len(printed)))
-        place = next((place for place in places if _is_shown(line, printed[place])), None)
+        place = next((place for place in places if _is_shown(line, printed[place], any_words)), None)
         if place is None:
             return line
         position, skips = place + 1, False
     return None if skips or position == len(printed) else f"nothing after this, but came {printed[position]!r}"
 
 
-def _is_shown(line: str, printed: str) -> bool:
+def _is_shown(line: str, printed: str, any_words: bool) -> bool:
     if line.endswith(_ANY):
-        return _shape(printed).startswith(_shape(line.removesuffix(_ANY)))
-    return _shape(printed) == _shape(line)
+        return _shape(printed, any_words).startswith(_shape(line.removesuffix(_ANY), any_words))
+    return _shape(printed, any_words) == _shape(line, any_words)
 
 
-def _shape(line: str) -> str:
+def _shape(line: str, any_words: bool) -> str:
     """A line without the values of its numbers and digests, and without the width of its columns."""
     line = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "HEX", line)
-    return re.sub(r" {2,}", " ", re.sub(r"\d+(?:[.,:]\d+)*", "0", line)).strip()
+    line = re.sub(r" {2,}", " ", re.sub(r"\d+(?:[.,:]\d+)*", "0", line)).strip()
+    return " ".join("0" if _NUMBER.fullmatch(word) else "WORD" for word in line.split()) if any_words else line
