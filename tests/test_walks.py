@@ -28,6 +28,8 @@ def test_a_page_is_files_and_commands_with_what_they_print() -> None:
         (["...", "c"], ["a", "b", "c"], None),
         (["version 1 (..."], ["version 2 (91beb8492be1de82)"], None),
         (["x      1"], ["x 12"], None),
+        (["x +0.1  worse"], ["x -0.2  not clear"], None),
+        (["x 1 worse"], ["x 1 much"], "x 1 worse"),
         (["a"], ["b"], "a"),
         (["a", "c"], ["a", "b", "c"], "c"),
         (["...", "c", "a"], ["a", "c"], "a"),
@@ -60,6 +62,12 @@ def test_the_words_of_a_model_are_compared_by_their_layout(shown: str, printed: 
 @EVERY_WALK
 def test_a_walk_is_short(name: str) -> None:
     assert (REPOSITORY / name).read_text(encoding="utf-8").count("\n") <= MOST_LINES
+
+
+def test_an_exported_variable_reaches_the_commands_after_it(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    walk("```text\n$ export A='1 2' B=3\n$ echo $A; echo b$B\n1 2\nb3\n```\n", folder)
 
 
 def test_a_walk_fails_where_a_command_prints_something_else(tmp_path: Path) -> None:

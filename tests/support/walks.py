@@ -1,15 +1,17 @@
 """Walks: pages whose files are written and whose commands run in order, with the output that the page shows.
 
 A block of a page that begins with a comment `# NAME`, such as `# corpus.yaml`, is the file NAME. A block of text with
-lines `$ COMMAND` runs them; what follows a command is its output. `...` as a line stands for any lines, and at the end
-of a line for any characters. Numbers and digests compare by their shape, because machines and versions differ. Where
-`any_words` is set, words do too: what a model says depends on its training, and only the layout stays.
+lines `$ COMMAND` runs them; what follows a command is its output. `$ export NAME=VALUE` is for all commands after it.
+`...` as a line stands for any lines, and at the end of a line for any characters. Numbers, digests and the results of
+`clozeworks compare` compare by their shape, because machines and versions differ. Where `any_words` is set, words do
+too: what a model says depends on its training, and only the layout stays.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,6 +23,8 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# ([\w-]+\.\w+)\n")
 _NUMBER = re.compile(r"\W*0\W*")
 _ANY = "..."
+_SIGN = re.compile(r"(?<!\S)[+-](?=\d)")
+_RESULT = re.compile(r"\b(?:better|worse|not clear)$")
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,12 @@ def walk(page: str, folder: Path, variables: Mapping[str, str] | None = None, an
     """Take every step of a page in a folder; raise AssertionError for the first that fails or prints something else."""
     programs = folder.parent / f"{folder.name}-programs"
     programs.mkdir()
-    for name, start in (("clozeworks", f"{sys.executable} -m launch"), ("python", sys.executable)):
-        (programs / name).write_text(f'#!/bin/sh\nexec {start} "$@"\n', encoding="utf-8")
+    for name, start in (("clozeworks", f"{sys.executable} -P -m launch"), ("python", sys.executable)):
+        path = f'PYTHONPATH="{REPOSITORY}:$PYTHONPATH"'  # that of the page comes after it
+        (programs / name).write_text(f'#!/bin/sh\n{path} exec {start} "$@"\n', encoding="utf-8")
         (programs / name).chmod(0o755)
     environment = os.environ | {
-        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(REPOSITORY),
         **(variables or {}),
     }
@@ -67,6 +72,9 @@ def walk(page: str, folder: Path, variables: Mapping[str, str] | None = None, an
     for step in steps:
         if isinstance(step, File):
             (folder / step.name).write_text(step.text, encoding="utf-8")
+            continue
+        if step.line.startswith("export "):
+            environment |= dict(word.split("=", 1) for word in shlex.split(step.line)[1:])
             continue
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", step.line],
@@ -105,6 +113,7 @@ def _is_shown(line: str, printed: str, any_words: bool) -> bool:
 
 def _shape(line: str, any_words: bool) -> str:
     """A line without the values of its numbers and digests, and without the width of its columns."""
+    line = _SIGN.sub("", _RESULT.sub("RESULT", line))
     line = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "HEX", line)
     line = re.sub(r" {2,}", " ", re.sub(r"\d+(?:[.,:]\d+)*", "0", line)).strip()
     return " ".join("0" if _NUMBER.fullmatch(word) else "WORD" for word in line.split()) if any_words else line
