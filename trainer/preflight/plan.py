@@ -197,6 +197,7 @@ class PlannedRun:
             world_size=self.world_size,
             micro_batch_tokens=tokens,
             sequence_length=stage.sequence_length,
+            device_type="cpu" if self.device_type == "cpu" else "cuda",
             precision=training.precision,
             mlm_probability=stage.predicted_share,
             activation_checkpointing=is_checkpointed if activation_checkpointing is None else activation_checkpointing,
