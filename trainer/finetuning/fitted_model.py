@@ -41,6 +41,8 @@ from trainer.model.pretrained import load_config, load_pretrained
 from trainer.model.quiet_transformers import quiet_transformers
 
 HEAD_WEIGHTS = "classifier."
+_INHERITED = ("data_digests", "data_lineage", "teacher", "teachers_sha256")
+"""Fields of the encoder's provenance that hold for a model fitted from it."""
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")
 
 
@@ -75,7 +77,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
             "mlflow_run_id": run_id,
             "tokenizer_fingerprint": base.get("tokenizer_fingerprint"),
             # The fitted model has seen the data of its encoder: `register --trained-on` must find both.
-            **{name: base[name] for name in ("data_digests", "data_lineage") if name in base and not is_scratch},
+            **{name: base[name] for name in _INHERITED if name in base and not is_scratch},
             "scores": {f"{facts.scored_on}/{name}": value for name, value in facts.scores.items()},
             "evaluation": {"task": facts.task}
             | ({examples_fact(facts.scored_on): facts.scored_sha256} if facts.scored_sha256 else {}),
