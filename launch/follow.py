@@ -139,7 +139,7 @@ def _check_changes(changes: dict[str, Any]) -> None:
         if other := [name for name in names if not name.startswith(("evaluation.suite", "registry."))]:
             raise UsageError(
                 f"{other[0]} is a setting of the run, which this command does not change",
-                fix="override evaluation.suite* and registry.* alone; --tracking-uri names another server",
+                fix="override only evaluation.suite* and registry.*; --tracking-uri names another server",
                 code="override-of-run",
             )
 

@@ -172,7 +172,7 @@ def masking_of_text(arguments: argparse.Namespace) -> tuple[DataSettings, float,
     stage = config.stages[arguments.stage]
     if stage.is_causal:
         raise UsageError(
-            f"stage {arguments.stage} of the run predicts every token from those before it and masks none",
+            f"stage {arguments.stage} of the run predicts every token from the tokens before it, without masks",
             fix="choose another --stage, or leave --config out for the masking of BERT",
             code="nothing-is-masked",
         )

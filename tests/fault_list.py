@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """What is done to the system, what it does, and what a person misses afterwards."""
+    """What is done to the system, what it does, and what has to be done again."""
 
     fault: str
     outcome: str

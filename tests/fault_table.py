@@ -1,6 +1,6 @@
 """The tables of the tests marked `fault`: a pytest plugin (`bash tests/run.sh --all` loads it) and a command.
 
-A test reports with the fixture `observed` what it saw and measured, and what a person misses afterwards. Without a
+A test reports with the fixture `observed` what it saw and measured, and what has to be done again. Without a
 report the table states the requirement, which the test asserts, and that nothing is lost. `--fault-report=FILE` keeps
 the outcome of every test as JSON. An existing file is extended, so that several runs make one table.
 
@@ -52,7 +52,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class FaultRow:
-    """One row of the fault list: the fault, what happened, and what a person misses afterwards."""
+    """One row of the fault list: the fault, what happened, and what has to be done again."""
 
     row: str
     fault: str

@@ -53,8 +53,7 @@ def check_unchanged(module: types.ModuleType | None) -> None:
         from data_prep.base.errors import UserError  # not at the top: `import data_prep` imports this module alone
 
         raise UserError(
-            f"{path} changed after its module {module.__name__} was imported, so the code that runs is not that of the "
-            "file",
+            f"{path} changed after its module {module.__name__} was imported, so the code that runs is older",
             fix="restart the process and its workers, or reload the module (importlib.reload)",
             code="module-changed",
         )

@@ -162,7 +162,7 @@ class _Builder:
                 bases = self.build(item)
                 bases = bases if isinstance(bases, list) else [bases]
                 if not all(isinstance(base, dict) for base in bases):
-                    raise ValueError(f"<< at line {line} is followed by something else than mappings")
+                    raise ValueError(f"<< at line {line} must be followed by mappings")
                 merged = {name: value for base in [*reversed(bases), merged] for name, value in base.items()}
             elif key.value in own:
                 raise ValueError(f"found duplicate key {key.value} at line {line}")

@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         )
     if arguments.describe and not arguments.dry_run:
         raise UsageError(
-            "--describe is given without --dry-run, which it is part of",
+            "--describe needs --dry-run",
             fix="give --dry-run too, or leave --describe out",
             code="contradicting-arguments",
         )

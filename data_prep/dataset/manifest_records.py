@@ -200,7 +200,7 @@ class SourceRecord(ManifestPart):
         if self.dropped_by_step is not None:
             summed = by_summary(self.drops)
             if summed != {reason: count for reason, count in sorted(self.dropped.items()) if count}:
-                raise ValueError("its drops by step are other ones than those by reason")
+                raise ValueError("its drops by step differ from its drops by reason")
         return self
 
     @model_serializer(mode="wrap")

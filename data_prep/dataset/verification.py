@@ -168,7 +168,7 @@ def _tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
         return
     if not tokenizer.is_named(expected.fingerprint):
         yield (
-            f"{where} is another tokenizer: its fingerprint is {tokenizer.fingerprint}, and that of the shards is "
+            f"{where} is another tokenizer: its fingerprint is {tokenizer.fingerprint}, but the shards have "
             f"{expected.fingerprint}. Fix: copy the right tokenizer there, or rebuild the shards"
         )
     elif (tokenizer.vocab_size, np.dtype(tokenizer.token_dtype).name) != (expected.vocab_size, expected.token_dtype):
@@ -295,7 +295,7 @@ def _total_problems(
                 yield f"{where} has other {name} token counts than the shards. Fix: {REBUILD}"
     for name, split in (("train", manifest.train), ("valid", manifest.valid)):
         if split.unigram_entropy_nats != unigram_entropy_nats(found_counts[name]):
-            yield f"the unigram entropy of {name} in the manifest is not that of its tokens"
+            yield f"the unigram entropy of {name} in the manifest does not follow from its tokens"
     nothing = np.zeros((len(manifest.sources), len(SOURCE_COLUMNS)), np.int64)
     source_counts = np.sum([nothing, *(found.source_counts for found in findings.values())], axis=0)
     for source, counts in zip(manifest.sources, source_counts.tolist(), strict=True):

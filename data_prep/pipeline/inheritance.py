@@ -143,7 +143,7 @@ def check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifest
         raise UserError(
             f"the tokenizer has the fingerprint {tokenizer.fingerprint}, and the existing data set was made with "
             f"{parent.tokenizer.fingerprint}",
-            fix="leave the tokenizer out: the default is that of the data set",
+            fix="leave the tokenizer out: an addition uses the tokenizer of the data set",
             code="other-tokenizer",
         )
     if config.total_tokens is not None:
@@ -163,7 +163,7 @@ def check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifest
     if config.documents.sentences != theirs:
         raise UsageError(
             f"documents.sentences={config.documents.sentences} and the existing data set was prepared with {theirs}",
-            fix="leave documents.sentences out: an addition takes that of the data set; or prepare the whole text "
+            fix="leave documents.sentences out: an addition inherits it; or prepare the whole text "
             f"again with documents.sentences={config.documents.sentences}",
             code="other-sentences",
         )

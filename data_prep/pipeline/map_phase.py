@@ -92,8 +92,8 @@ def check_all_mapped(job: Job, units: Sequence[Unit], num_ranges: int | None) ->
         which = f", which are the share of --shard-range {', '.join(f'{number}/{num_ranges}' for number in numbers)}"
     raise UserError(
         f"{len(missing)} of {len(units)} units are not read yet (of {files}){which}",
-        fix="run these ranges first, with the same arguments; what was read of an input that this machine sees with "
-        "another time, inode number or tag does not count",
+        fix="run these ranges first, with the same arguments; a range does not count if this machine sees "
+        "an input with another time, inode number or tag",
         code="ranges-unfinished",
     )
 

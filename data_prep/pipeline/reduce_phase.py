@@ -126,7 +126,7 @@ def nothing_to_train_on(plan: Plan) -> UserError:
         "no document is left to train on: those that remain after deduplication are all in the valid split "
         f"(shards.valid_fraction={plan.destinations.valid_fraction:g})",
         fix="give more documents (of text files, documents.txt_documents=blank_lines makes one of each block), or set "
-        "shards.valid_fraction=0, which holds none out",
+        "shards.valid_fraction=0, to train on all of them",
         code="nothing-to-train-on",
     )
 
@@ -195,8 +195,8 @@ def _report_hold_out(plan: Plan, summary: MapSummary) -> None:
     if excluded:
         none = f"no document of the validation split is left ({excluded} of {total}, all left out as duplicates)"
     print(
-        f"note: {none} (shards.valid_fraction={destinations.valid_fraction:g}); the one whose hash is nearest to it is "
-        "held out",
+        f"note: {none} (shards.valid_fraction={destinations.valid_fraction:g}); the document "
+        "with the nearest hash is held out",
         file=sys.stderr,
         flush=True,
     )

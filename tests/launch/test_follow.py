@@ -144,7 +144,7 @@ def test_settings_of_the_run_are_not_overridden(override: str, jobs: Jobs, monke
     complete(config, 20)
     with pytest.raises(UsageError, check=coded("override-of-run")) as refused:
         call(monkeypatch, config, "registry.alias=newest", override)
-    assert refused.value.exit_status == 2 and "override evaluation.suite* and registry.* alone" in refused.value.fix
+    assert refused.value.exit_status == 2 and "override only evaluation.suite* and registry.*" in refused.value.fix
     assert not jobs.asked
 
 

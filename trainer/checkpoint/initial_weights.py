@@ -446,7 +446,7 @@ def _check_architecture(
     if obstacles := tiling_obstacles(old, config):
         raise UserError(
             f"init_from={address} cannot be tiled to this size: {'; '.join(obstacles)}",
-            fix="choose sizes that are at least as large, with heads as wide as there, or give another checkpoint",
+            fix="choose sizes that are at least as large, with the same head size, or give another checkpoint",
             code="size-not-tileable",
         )
     return family, old

@@ -138,7 +138,7 @@ def _read(config: RunConfig, folder: Path, shards: _Shards) -> _Found:
     lacks += [name for name, weight in converted.items() if weight.shape != shapes[name]]
     if lacks:
         raise UserError(
-            f"{address} lacks {', '.join(lacks[:3])} ({len(lacks)} in all), without which it predicts no tokens",
+            f"{address} lacks {', '.join(lacks[:3])} ({len(lacks)} in all), so it cannot predict tokens",
             fix="give a complete encoder with its MLM head, such as an export of `clozeworks export`",
             code="missing-weights",
         )
@@ -230,8 +230,8 @@ def _check_tokenizer(folder: Path, config: RunConfig, settings: ModelSettings, s
         raise UserError(
             f"{address} has a tokenizer with fingerprint {tokenizer.fingerprint}, and the shards were made with "
             f"{fingerprint}: the same ids are other tokens",
-            fix="give a teacher that was trained with the tokenizer of the shards, or make shards with that of the "
-            f"teacher (`clozeworks shards --tokenizer {quote(str(config.teacher))} ...`)",
+            fix="give a teacher that was trained with the tokenizer of the shards, or make shards with the "
+            f"teacher's (`clozeworks shards --tokenizer {quote(str(config.teacher))} ...`)",
             code="other-tokenizer",
         )
     if tokenizer.vocab_size > settings.vocab_size:

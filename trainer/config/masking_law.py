@@ -112,7 +112,7 @@ class MaskingLaw(_Ends):
             given, missing = ("to", "from") if first is None else ("from", "to")
             raise SettingError(
                 f"masking_law.{given} is set without masking_law.{missing}",
-                fix="set both, or neither (they follow from mlm_probability then)",
+                fix="set both, or neither (mlm_probability then sets them)",
                 code="masking-law-with-one-end",
             )
         law = LAWS[self.name]

@@ -149,8 +149,8 @@ def check_objectives(objectives: Sequence[ObjectiveSettings], where: str) -> Non
     if is_causal(objectives) and len(names) > 1:
         others = " and ".join(name for name in names if name != CAUSAL)
         raise SettingError(
-            f"{where} names {CAUSAL} with {others}: a pass through the model has one mask, and {CAUSAL} hides from "
-            "every token those after it, which the others see",
+            f"{where} names {CAUSAL} with {others}: a pass through the model has one mask, and {CAUSAL} hides "
+            "later tokens, which the others see",
             fix=f"train {CAUSAL} in a stage of its own (training.stages)",
             code="causal-with-others",
         )

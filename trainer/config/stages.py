@@ -391,8 +391,8 @@ def _mean_of(law: MaskingLaw, data: DataSettings, stage_name: str) -> float:
         return law.mean
     if data.final_mlm_probability is not None:
         raise SettingError(
-            f"{stage_name}: masking_law={law.name} has no mean: data.mlm_probability={data.mlm_probability:g} is the "
-            "rate at the first step alone",
+            f"{stage_name}: masking_law={law.name} has no mean: data.mlm_probability={data.mlm_probability:g} is only "
+            "the rate at the first step",
             fix="set mlm_probability in the stage, or from and to of its masking_law",
             code="masking-law-without-mean",
         )

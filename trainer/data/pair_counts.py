@@ -145,8 +145,8 @@ class KeptPairCounts:
             if not self._is_failing:
                 problem = error.problem if isinstance(error, UserError) else error
                 LOG.warning(
-                    "counts of sentence pairs cannot be written, which is tried again every minute; until it succeeds, "
-                    f"the next start and each data worker that comes to their epoch count again: {problem}"
+                    "cannot write the counts of sentence pairs; the run tries again every minute. Until then the next "
+                    f"start and each data worker count their epoch again: {problem}"
                 )
             self._is_failing = True
             return

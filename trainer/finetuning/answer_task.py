@@ -78,7 +78,9 @@ class AnswerTask(Task):
             raise ValueError(_NO_ANSWER)
         start = text.find(answer) if start is None else start
         if answer in text and (start < 0 or not text.startswith(answer, start)):
-            raise ValueError(f"the answer {answer!r} is not at character {start:,} of the context, but elsewhere")
+            raise ValueError(
+                f"the answer {answer!r} is not at character {start:,} of the context, but at another position"
+            )
         if start < 0 or text[start : start + len(answer)] != answer:
             raise ValueError(
                 f"the answer {answer!r} does not occur in the context, and an extractive model can only select a span"

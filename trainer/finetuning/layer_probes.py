@@ -184,8 +184,8 @@ def run_probes(plan: ProbePlan, log: Callable[[str], None]) -> ProbeResult:
     log(_row(data.task.baseline_name, (figure(baseline[plan.metric]),)))
     log(f"{data.task.baseline_name}: {data.task.yardstick(data.train_labels)[1]}")
     log(
-        "control: the same probe for labels that each text, pair or word gets at random, the same one wherever it is "
-        "repeated; selectivity: the difference, which says most where test repeats what is in train, as words do"
+        "control: the same probe for random labels, where a repeated text, pair or word keeps its label; "
+        "selectivity: the difference, which says most if test repeats texts of train, as words do"
     )
     result = ProbeResult(plan.metric, probes, baseline)
     if odd := [_shown(name) for name, some in probes.items() if not all(probe.converged for probe in some)]:

@@ -332,7 +332,7 @@ def _check_known(labels: Sequence[str], names: Sequence[str], path: Path) -> Non
     unknown = sorted(set(labels) - set(names))
     if unknown:
         raise UsageError(
-            f"{path} has labels that the training examples lack: {', '.join(unknown[:5])}; those have "
+            f"{path} has labels that the training examples lack: {', '.join(unknown[:5])}; training has "
             f"{', '.join(names[:20])}",
             fix="correct the labels, or add training examples of these classes",
             code="unknown-label",

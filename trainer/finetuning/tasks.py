@@ -274,8 +274,8 @@ class TokenTask(Task):
         odd = not_of_iob2(tags)
         if odd is not None:
             yield (
-                f"the tag {odd!r} is not of IOB2 (O, or B- or I- with a type) as most others, so f1, precision and "
-                "recall are means over tags and not those of entities; a .conll file is converted"
+                f"the tag {odd!r} is not IOB2 (O, or B- or I- with a type), as most others are, so f1, precision and "
+                "recall count tags instead of entities; a .conll file is converted"
             )
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> EncodedExamples:

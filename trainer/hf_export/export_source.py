@@ -75,7 +75,7 @@ def _check_tokenizer(folder: Path, saved: SavedState) -> None:
     if not tokenizer.is_named(expected):
         raise UserError(
             f"{folder} is not the tokenizer that the model was trained with: its fingerprint is "
-            f"{tokenizer.fingerprint}, and that of the shards was {expected}",
+            f"{tokenizer.fingerprint}, but the shards had {expected}",
             fix="copy the directory tokenizer/ of the shards there",
             code="other-tokenizer",
         )

@@ -103,7 +103,7 @@ def generate(model: FillMask, given: str, sampling: Sampling) -> Generation:
     new, longest = sampling.num_tokens * body.count(mask), model.max_length - len(prefix) - len(suffix)
     if (length := len(body) - body.count(mask) + new) > longest:
         raise UsageError(
-            f"the text {shorten(given)!r} has {length:,} tokens, {new:,} of them to generate, and the model takes "
+            f"the text {shorten(given)!r} has {length:,} tokens, {new:,} of them to generate, but the model takes "
             f"{longest:,}",
             fix="generate fewer tokens, or give a shorter text",
             code="text-too-long",

@@ -326,7 +326,7 @@ def log_sources(
     modules = own_modules(task_modules)
     if edited := [name for name, path in modules.items() if sources.get(name) not in (None, storage.sha256_of(path))]:
         reporter.warn(
-            f"edited after they were imported, so what runs is not what is in the file: {listed(tuple(edited))}"
+            f"edited after they were imported, so the code that runs is older than the file: {listed(tuple(edited))}"
         )
     if changes or not before or start.branch is not None:
         changed = (*changes.numerics, *changes.others)

@@ -134,7 +134,7 @@ class NonFiniteSteps:
         again = f", or resume with pretrain.py --resume-from {saved_step} {skip}" if can_skip else ""
         return UserError(
             f"the {self.what} was not finite in {len(self.streak)} steps in a row{why_it_ends}: steps {first:,} to "
-            f"{last:,}, the last of them {steps}. Weights and optimizer state are those before step {first:,}",
+            f"{last:,}, the last of them {steps}. Weights and optimizer state stay as before step {first:,}",
             fix=f"look at the samples with `clozeworks show-batch --config CONFIG {samples.as_options(last)}`, with "
             f"CONFIG and overrides of the run; then lower optimizer.learning_rate{again}",
             code="nonfinite-steps",

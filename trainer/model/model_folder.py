@@ -178,7 +178,7 @@ def read_vectors(folder: Path) -> VectorRule | None:
 
 def _unknown_vectors(folder: Path, what: str) -> UserError:
     return UserError(
-        f"{folder} has {what}, and vectors are made here by mean or cls pooling of hidden states alone",
+        f"{folder} has {what}, but vectors here come only from mean or cls pooling of hidden states",
         fix="use sentence-transformers, or give another model",
         code="unknown-vectors",
     )
@@ -196,7 +196,7 @@ def check_registrable(folder: Path) -> None:
         if path.is_symlink() and not path.is_file():
             raise UserError(
                 f"{folder} contains the link {name!r} to a directory, or to nothing",
-                fix="replace it by a copy of what it names, or remove it",
+                fix="replace it by a copy of its target, or remove it",
                 code="link-in-model",
             )
         if not path.is_file() and not path.is_dir():

@@ -44,10 +44,10 @@ def set_fraction(values: dict[str, Any], fraction: object) -> None:
         (lambda values: values["sources"].append(values["sources"][0]), "source 'corpus' is named twice"),
         (lambda values: values["train"].update(tokens=5), "train: .*it counts 5 tokens and its shards hold"),
         (lambda values: values["valid"]["shards"].clear(), "valid: .*its shards hold 0"),
-        (lambda values: set_fraction(values, "a tenth"), "shards.valid_fraction=a tenth is no number"),
-        (lambda values: set_fraction(values, None), "shards.valid_fraction=None is no number"),
-        (lambda values: set_fraction(values, -1), "shards.valid_fraction=-1 is no number"),
-        (lambda values: set_fraction(values, 2), "shards.valid_fraction=2 is no number"),
+        (lambda values: set_fraction(values, "a tenth"), "shards.valid_fraction=a tenth is not a number"),
+        (lambda values: set_fraction(values, None), "shards.valid_fraction=None is not a number"),
+        (lambda values: set_fraction(values, -1), "shards.valid_fraction=-1 is not a number"),
+        (lambda values: set_fraction(values, 2), "shards.valid_fraction=2 is not a number"),
     ],
 )
 def test_a_manifest_that_contradicts_itself_is_refused(
@@ -130,7 +130,7 @@ def test_drops_of_the_same_reason_and_the_same_filter_twice_are_apart(small_shar
 def test_drops_by_step_that_contradict_those_by_reason_are_refused(
     small_shards: Path, steps: dict[str, dict[str, int]]
 ) -> None:
-    with pytest.raises(ValidationError, match="its drops by step are other ones than those by reason"):
+    with pytest.raises(ValidationError, match="its drops by step differ from its drops by reason"):
         _with_drops(small_shards, {"empty": 2}, steps)
 
 

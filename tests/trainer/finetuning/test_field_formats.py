@@ -267,7 +267,7 @@ def test_what_python_alone_reads_as_a_number_is_none(cell: Any) -> None:
 )
 def test_tags_of_a_table_that_are_not_scored_as_entities_are_warned_of(tags: str, odd: str | None) -> None:
     warnings = list(make_task("token_classification").label_warnings([tags.split()]))
-    assert [repr(odd) in warning and "not those of entities" in warning for warning in warnings] == [True] * bool(odd)
+    assert [repr(odd) in warning and "instead of entities" in warning for warning in warnings] == [True] * bool(odd)
 
 
 @pytest.mark.parametrize(
