@@ -40,6 +40,10 @@ _SETTINGS = {"key_value_heads": "num_key_value_heads"}
 _DERIVED = ("attention_kinds", "head_size")
 
 
+OpenTokenizer = Callable[[], Tokenizer]
+"""Returns the tokenizer of the shards."""
+
+
 class _Shards(NamedTuple):
     """The tokenizer of the shards."""
 
@@ -55,9 +59,6 @@ class _Found(NamedTuple):
     num_tokens: int = 0
     digest: str = ""
     error: UserError | None = None
-
-
-OpenTokenizer = Callable[[], Tokenizer]
 
 
 def load_teacher(

@@ -142,7 +142,8 @@ def first_state(
 ) -> TrainState:
     """Return the training state at the start; `data_lineage` are the digests of all data that the weights see.
 
-    `teachers` are those that the weights learned from before this start. The first checkpoint of a branch keeps the scores of the checkpoint that it repeats.
+    `teachers` are the sha256 of those that the weights learned from before this start. The first checkpoint of a
+    branch keeps the scores of the checkpoint that it repeats.
 
     Raises:
         UsageError: a range of `--skip-samples` lies before the next sample.

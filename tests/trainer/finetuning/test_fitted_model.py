@@ -163,20 +163,23 @@ def test_an_encoder_is_refused(tiny_hugging_face: Path) -> None:
         FittedModel.load(tiny_hugging_face)
 
 
-def test_a_fitted_model_is_found_by_the_data_that_its_encoder_saw(
+def test_a_fitted_model_names_the_data_and_the_teachers_that_its_encoder_saw(
     tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path
 ) -> None:
     encoder = tmp_path / "encoder"
     shutil.copytree(tiny_hugging_face, encoder)
     seen = {"data_digests": {"shards": "a" * 64}, "data_lineage": ["a" * 64, "b" * 64]}
-    (encoder / "provenance.json").write_text(json.dumps(seen))
+    taught = {"teacher": {"address": "large", "sha256": "2" * 64}, "teachers_sha256": ["1" * 64, "2" * 64]}
+    (encoder / "provenance.json").write_text(json.dumps(seen | taught))
     save("classification", encoder, preprocessor, tmp_path / "model")
+    assert taught.items() <= read_provenance(tmp_path / "model").items()
     tags = provenance_tags(tmp_path / "model", read_provenance(tmp_path / "model"))
     version = ModelVersion("moods", 1, (), datetime.now(UTC), None, tags)
     assert trained_on([version], "b" * 12) == [version] and version.data_digests == ("a" * 64,)
     save("classification", encoder, preprocessor, tmp_path / "scratch", variant="scratch")
     tags = provenance_tags(tmp_path / "scratch", read_provenance(tmp_path / "scratch"))
     assert replace(version, tags=tags).data_lineage == (), "weights from scratch saw none of it"
+    assert not taught.keys() & read_provenance(tmp_path / "scratch").keys(), "nor learned from a teacher"
 
 
 @pytest.mark.long
