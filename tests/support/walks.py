@@ -116,4 +116,7 @@ def _shape(line: str, any_words: bool) -> str:
     line = _SIGN.sub("", _RESULT.sub("RESULT", line))
     line = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "HEX", line)
     line = re.sub(r" {2,}", " ", re.sub(r"\d+(?:[.,:]\d+)*", "0", line)).strip()
-    return " ".join("0" if _NUMBER.fullmatch(word) else "WORD" for word in line.split()) if any_words else line
+    if not any_words:
+        return line
+    words = re.sub(r" \([^()]*\)$", "", line).split()  # a remark at the end depends on the word
+    return " ".join("0" if _NUMBER.fullmatch(word) else "WORD" for word in words)
