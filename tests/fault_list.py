@@ -50,7 +50,7 @@ FAULTS = {
         "with `skip`, the rows of that shard",
     ),
     "18": Fault("A manifest or index is newer, damaged or edited", "Every rank stops with a clear error"),
-    "19": Fault("The tokenizer is not that of the shards", "Training is refused with both fingerprints"),
+    "19": Fault("The tokenizer differs from the shards' tokenizer", "Training is refused with both fingerprints"),
     "20": Fault("Token ids exceed the vocabulary", "Reading refuses them before any device-side assert"),
     "21": Fault(
         "The data is smaller than a batch, or one shard serves four readers", "The first is an error, the second works"

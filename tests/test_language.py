@@ -31,7 +31,7 @@ _MORE = "(?:more|less|worse|(?:long|lat|larg|small|high|low|bett|earli|great|new
 TURNED = {
     "'there and back' (sent and returned)": r"\bthere and back\b",
     "'is no X' (is not a X)": rf"(?<![Tt]here )\b(?:is|are|was|were) no (?!{_MORE}\b)\w",
-    "', and so does X' (X does so too)": rf", (?:as|(?:and|but) so) {_VERB}\b(?! (?:not|many|much|long)\b)",
+    "', as does X' (X does so too)": rf", as {_VERB}\b",
     "'Of a X the Y' (the Y of a X)": rf"(?:^|[.:;|] )Of {_THE} ",
     "'of each the X' (the X of each)": r"\bof each (?:the|an?|its)\b",
     "'of the X of the Y of the Z'": rf"\bof {_THE} [\w/-]+ of {_THE} [\w/-]+ of\b",
@@ -87,7 +87,6 @@ def test_no_file_has_a_word_of_the_dialect() -> None:
     [
         "all are sent, there and back",
         "a value that\nis no number",
-        "Rows have masks, and so have pairs.",
         "They exit, as does the launcher.",
         "It waits. Of a mixture the parts are measured.",
         "of each the first words",
@@ -110,7 +109,7 @@ def test_a_sentence_that_is_turned_around_is_found(text: str) -> None:
         "Of these, 80% become [MASK]",
         "the rows of the tokens",
         "as is",
-        "and so has not begun",
+        "they wait, and so do the others",
     ],
 )
 def test_other_sentences_are_left_alone(text: str) -> None:

@@ -256,7 +256,7 @@ def test_counts_that_could_not_be_written_are_warned_of_once_and_written_later(
         clock[0] += seconds
         counting.advance(START, num_steps=1)
         assert (KeptPairCounts(tmp_path / "file" / "folder").find(planner_of(config)) is not None) is is_written
-    assert caplog.text.count("tried again every minute") == 1
+    assert caplog.text.count("tries again every minute") == 1
 
 
 def test_an_error_in_the_share_of_one_rank_is_the_error_of_all(
