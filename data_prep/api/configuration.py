@@ -99,7 +99,7 @@ def _without_filters(source: Source | Mapping[str, Any]) -> Any:
 
 
 def _with_filters(source: Source, given: Source | Mapping[str, Any]) -> Source:
-    """Return a source with its own filters, which may be functions and are no plain values then."""
+    """Return a source with its own filters, which may be functions and are not plain values then."""
     if not isinstance(given, Mapping) or given.get("filters") is None:
         return source
     return source.model_copy(update={"filters": _entries(given["filters"])})

@@ -198,7 +198,7 @@ def request_preparation(
 
 
 def _downloaded_if_on_hub(tokenizer: str) -> str:
-    """Return the folder of a tokenizer; a name on the Hub that is no local path is downloaded."""
+    """Return the folder of a tokenizer; a name on the Hub that is not a local path is downloaded."""
     if hub_name(tokenizer) is None:
         return tokenizer
     try:

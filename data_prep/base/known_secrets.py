@@ -4,7 +4,7 @@ Every text of another library goes through `hide_secrets` on its way to a person
 `UserError` when the error is made, a line of a logger, a warning and a traceback when they are printed.
 
 Two rules of names: what bears a secret's name among a store's options is only hidden, so that rule is wide; a variable
-that does is also kept from the launcher of the ranks, so its rule takes whole words (UCX_IB_PKEY is no key).
+that does is also kept from the launcher of the ranks, so its rule takes whole words (UCX_IB_PKEY is not a key).
 """
 
 from __future__ import annotations

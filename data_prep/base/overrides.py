@@ -53,7 +53,7 @@ def read_settings(
     Args:
         overrides: `["optimizer.learning_rate=1e-4"]`, or values by dotted name, which stay what they are.
         source: name of the file, for errors.
-        find: the file of a name that is no file beside the one that names it as its base.
+        find: the file of a name that is not a file beside the one that names it as its base.
     """
     values = {} if path is None else _with_base(schema, path, find)
     if isinstance(overrides, Mapping):

@@ -116,7 +116,7 @@ def parsed(text: str) -> Any:
     """Return the dictionaries, lists, strings and `Scalar`s of a YAML text.
 
     Raises:
-        ValueError: it is deeper or larger than a configuration; others of `YAML_FAULTS`: it is no YAML.
+        ValueError: it is deeper or larger than a configuration; others of `YAML_FAULTS`: it is not YAML.
     """
     num_events = _check_depth(text)
     loader = _PlainLoader(text)

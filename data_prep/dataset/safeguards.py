@@ -22,7 +22,7 @@ from data_prep.storage import storage
 
 SAFEGUARDS, ADDITION = "safeguards", "addition"
 NO_SETTINGS = frozenset({SAFEGUARDS, ADDITION})
-"""Sections of a preparation in the manifest that are no settings of the user."""
+"""Sections of a preparation in the manifest that are not settings of the user."""
 
 Lists = Sequence[Mapping[str, np.ndarray]]
 """For each filter of a preparation, its lists by name: hashes of the entries, (n,) uint64, ascending and unique."""

@@ -112,7 +112,7 @@ def read_records(path: str | Path) -> Iterator[tuple[str, Record, int]]:
     object arrays) are refused before their content is read; nothing is unpickled, evaluated or written.
 
     Raises:
-        UserError: the tar is damaged or is no shard.
+        UserError: the tar is damaged or is not a shard.
     """
     waiting: dict[str, np.ndarray] = {}
     key = offset = None

@@ -54,7 +54,7 @@ class InputUnit:
         stop: where the next part begins.
         whole: whether the unit is the whole file.
         bytes: the unit's share of the file's size, for progress.
-        name: of the file, relative to the pattern that matched it; empty if it is no input of a preparation.
+        name: of the file, relative to the pattern that matched it; empty if it is not an input of a preparation.
         stamp: of the file when the work was planned; empty if it does not matter.
     """
 

@@ -58,7 +58,7 @@ class Fault(Exception):
     """This document cannot be used: `what` is wrong, the `reason` to count it under, the `remedy`.
 
     Args:
-        position: of the first wrong byte, where the document's bytes are no text.
+        position: of the first wrong byte, where the document's bytes are not text.
     """
 
     def __init__(self, what: str, reason: str, remedy: str = "fix it", position: int = 0) -> None:
@@ -144,7 +144,7 @@ class Rejects:
         """Return a reason as the manifest counts it, such as "format .pairs: no title" for one of a user's format.
 
         Raises:
-            UserError: it is no short printable text, or the format has too many.
+            UserError: it is not short printable text, or the format has too many.
         """
         if not self.own_format or reason in READING_REASONS:
             return reason

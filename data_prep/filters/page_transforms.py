@@ -199,7 +199,7 @@ class JoinHyphens:
         return word + gap
 
     def _keeps_hyphen(self, token: str, hyphen: str, right: str, rest: str, counts: Counter[str]) -> bool | None:
-        """Return whether the word is a compound; None if this is no broken word."""
+        """Return whether the word is a compound; None if this is not a broken word."""
         if hyphen == _SOFT_HYPHEN:
             return False
         left = _WORDS.findall(token)[-1]
@@ -327,7 +327,7 @@ def _indent(gap: str) -> int:
 
 
 def _size(text: str) -> int:
-    """Return the number of characters that are no white space, which joining does not change."""
+    """Return the number of characters that are not white space, which joining does not change."""
     return sum(map(len, text.split()))
 
 

@@ -193,7 +193,7 @@ def read_whole(path: Path) -> pa.Table:
 
     try:
         table = pq.ParquetFile(path, page_checksum_verification=True).read()
-        table.validate(full=True)  # a text may hold bytes that are no UTF-8
+        table.validate(full=True)  # a text may hold bytes that are not UTF-8
     except FileNotFoundError:
         raise
     except damage() as error:

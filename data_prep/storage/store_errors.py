@@ -203,7 +203,7 @@ def explained(url: str, what: str) -> Iterator[None]:
 
 
 def _explanation(error: Exception) -> tuple[str, str, str]:
-    """The reason, the fix and the code; an empty code where the reason is no rule of ours."""
+    """The reason, the fix and the code; an empty code where the reason is not a rule of ours."""
     status, code, name = http_status(error), store_code(error), type(error).__name__
     message = hide_secrets(getattr(error, "strerror", None) or str(error) or name)
     if isinstance(error, ChangedWhileRead):

@@ -133,7 +133,7 @@ def vocabulary_of(
     """Return the piece of every id, with U+2581 for a space before a word, and the bytes that it decodes to.
 
     In WordPiece a piece without the prefix of continuations begins a word. An id without a piece is empty. Bytes that
-    are no text alone are written as "<0xE4><0xB8>". With byte fallback, as in Llama 2 and in tokenizers made here, the
+    are not text alone are written as "<0xE4><0xB8>". With byte fallback, as in Llama 2 and in tokenizers made here, the
     pieces "<0x00>" to "<0xFF>" are bytes.
     """
     values = json.loads(encoder.to_str())

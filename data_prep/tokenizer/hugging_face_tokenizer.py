@@ -231,7 +231,7 @@ def _compare(path: Path, text: str, expected: list[int], found: list[int]) -> No
 def isolation(tokenizer: SentencePieceTokenizer, symbols: Sequence[str]) -> Iterator[pre_tokenizers.PreTokenizer]:
     """Yield the pre-tokenizers after the one that parts words: each user symbol is a word, as SentencePiece cuts.
 
-    Symbols are no added tokens of the `tokenizers` library, which would cut before the text's first space is known.
+    Symbols are not added tokens of the `tokenizers` library, which would cut before the text's first space is known.
     Every symbol is split off after words have got their spaces, and the model takes a whole word that is in the
     vocabulary as it is (`ignore_merges`). That is right for symbols, and for other pieces too, except those that BPE
     does not make of their own text: names of bytes and special tokens. These are cut in two, where SentencePiece cuts

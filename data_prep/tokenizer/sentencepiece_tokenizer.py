@@ -45,7 +45,7 @@ class SentencePieceTokenizer(Tokenizer):
         """Read a folder, or a copy of the one at a URL.
 
         Raises:
-            UserError: it is no complete tokenizer folder, or its model is damaged or not the one it says.
+            UserError: it is not a complete tokenizer folder, or its model is damaged or not the one it says.
         """
         local = storage.local_folder(url, FILE_NAMES) if storage.is_remote(url) else Path(url)
         info = TokenizerInfo.read(local)

@@ -118,7 +118,7 @@ class Tokenizer(ABC):
 
         Raises:
             UsageError: it is a file.
-            UserError: it is no complete tokenizer folder, or its model is damaged or not the one it says.
+            UserError: it is not a complete tokenizer folder, or its model is damaged or not the one it says.
         """
         from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer, is_foreign
         from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer

@@ -39,7 +39,7 @@ def check_steps(data: bytes, where: str) -> None:
         values = json.loads(data)
         growths = {name: _growth(values.get(name)) for name in _STEPS}
     except (ValueError, RecursionError, AttributeError, TypeError, KeyError):
-        return  # the library refuses what is no JSON, nested without end, of other types, or lacks a field
+        return  # the library refuses what is not JSON, nested without end, of other types, or lacks a field
     for name, growth in growths.items():
         if growth > LARGEST_GROWTH:
             what = "tokens" if name == "post_processor" else "characters"

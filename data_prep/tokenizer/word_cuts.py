@@ -43,7 +43,7 @@ class WordCuts:
 
 
 def can_cut_at_letters(pieces: Iterable[str]) -> bool:
-    """Whether no piece holds an ASCII letter beside another ASCII character that is no letter, other than a space."""
+    """Whether no piece holds an ASCII letter beside an ASCII character that is neither a letter nor a space."""
     return not any(map(_CROSSING.search, pieces))
 
 

@@ -309,7 +309,7 @@ def _why_dropped(cleaned: str, settings: DocumentSettings) -> Drop | None:
 
 @functools.lru_cache(maxsize=4096)
 def language_label(language: str) -> str:
-    """The code without its region, such as en of en-GB; "unknown" for what is no language."""
+    """The code without its region, such as en of en-GB; "unknown" for what is not a language."""
     code = re.split("[-_]", language.strip().lower(), maxsplit=1)[0]
     try:
         check_language(code)

@@ -41,7 +41,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 # A paragraph with such a line is doctest, code, a table, a directive or drawn.
 NOT_PROSE_LINE = re.compile(r"^\s*(>>>|\.\.\.|\.\. |@|\||\+[-=+]|\$ |```)", re.MULTILINE)
-# Such a line is no prose itself, and its neighbors may be: a heading's underline, numpydoc's `name : type`.
+# Such a line is not prose itself, and its neighbors may be: a heading's underline, numpydoc's `name : type`.
 BETWEEN_PROSE = re.compile(r"^\s*([-=~^*_`.\"#]{3,}|[*`\w.\[\]]+(, [*`\w.]+)* :( .*)?)$")
 # What begins an item of a list or the description of a parameter; the rest of the line is prose perhaps.
 ITEM_BEGINNING = re.compile(r"^\s*([-*+•] |\d+[.)] |#+ |:\w[^:]*: ?|[*`\w.]+ ?(\([^)]*\))?: )")

@@ -49,7 +49,7 @@ def read_json(path: Path, metric: str | None = None) -> dict[str, Any]:
     """Return the JSON object of a file of the demo.
 
     Raises:
-        UserError: it cannot be read, is no JSON object, or its `metrics` lack `metric`.
+        UserError: it cannot be read, is not a JSON object, or its `metrics` lack `metric`.
     """
     fix = "run bash launch/demo.sh again"
     try:

@@ -154,7 +154,7 @@ def _keys(tokenizer: Tokenizer) -> list[tuple[str, int, bytes]]:
 def _ids_of(tokenizer: Tokenizer, text: bytes, by_text: Mapping[bytes, int]) -> tuple[int, ...]:
     """Return the known ids that a text has; a part of a word does not begin with a token that begins one.
 
-    Bytes that are no text alone have the ids of these bytes, as far as the vocabulary has them.
+    Bytes that are not text alone have the ids of these bytes, as far as the vocabulary has them.
     """
     try:
         ids = tokenizer.encode_text(text.decode()).tolist()
@@ -232,7 +232,7 @@ def tile_map(old: int, new: int) -> torch.Tensor:
 
 
 def tiling_obstacles(old: ModelSettings, new: ModelSettings) -> list[str]:
-    """Return the reasons why the width of `new` is no tiling of the width of `old`."""
+    """Return the reasons why the width of `new` is not a tiling of the width of `old`."""
     reasons = [
         f"model.{name} is {getattr(new, name)}, less than {getattr(old, name)}"
         for name in _WIDTHS

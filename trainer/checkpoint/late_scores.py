@@ -1,7 +1,7 @@
 """Scores of a checkpoint that are computed after it was saved, and the checkpoints that are kept because of scores.
 
 Two files in the directory of the checkpoint have the scores: `evaluation.json` those of the run's own evaluation at
-this step, `scores.json` those of a suite. The files are no part of the checkpoint: the marker lists neither, and they
+this step, `scores.json` those of a suite. The files are not part of the checkpoint: the marker lists neither, and they
 disappear with the directory. While the state of one is `pending`, the checkpoint is kept, and a run that resumes from
 it evaluates first. A store gets copies (`trainer/checkpoint/upload.py`).
 

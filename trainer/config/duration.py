@@ -151,7 +151,7 @@ class DurationSettings(Settings):
         """Return the duration that `name` sets.
 
         Raises:
-            SettingError: the value is no duration, or outside the limits of the section.
+            SettingError: the value is not a duration, or outside the limits of the section.
         """
         try:
             duration = Duration.of(_with_unit(name, value) if name in cls.earlier_names else value)

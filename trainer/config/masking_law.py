@@ -303,7 +303,7 @@ class Bimodal(Law):
 
     @classmethod
     def problem_of(cls, first: float, last: float) -> tuple[str, str] | None:
-        """Return a problem of bands that overlap, or that are no rates."""
+        """Return a problem of bands that overlap, or that are not rates."""
         if first <= 0:
             return "has no rates around 0", "raise `from`"
         if (problem := super().problem_of(first, last)) is not None:

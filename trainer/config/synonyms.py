@@ -121,7 +121,7 @@ _OFF = {
     "training.precision": "set training.precision to auto, fp32, bf16 or fp16",
     "data.mask_unit": "write data.mask_unit=token",
 }
-"""Answers to a switch of another project that is off, where the setting is no switch."""
+"""Answers to a switch of another project that is off, where the setting is not a switch."""
 
 
 def _answer(synonym: Synonym, text: str, sequence_length: int | None) -> str:

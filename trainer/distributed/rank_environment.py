@@ -1,6 +1,6 @@
 """Environment variables of a rank: those in which a launcher describes it, and those that it sets for libraries.
 
-If a variable of the launcher is missing or is no number, `rank`, `world_size` and the like return the number of a
+If a variable of the launcher is missing or is not a number, `rank`, `world_size` and the like return the number of a
 single process: the report of an error must not fail because of the wrong variable. `check_rank_environment` refuses
 such an environment. This module imports torch only when needed, because torch reads some of the variables on import.
 """
@@ -75,7 +75,7 @@ def check_rank_environment() -> None:
     """Check the description of this rank, if there is one.
 
     Raises:
-        UsageError: a variable is missing, is no number, or contradicts another.
+        UsageError: a variable is missing, is not a number, or contradicts another.
     """
     if not is_launched():
         return

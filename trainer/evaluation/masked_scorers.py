@@ -106,7 +106,7 @@ class PretrainingScorer:
 
 
 class SentenceEncoder:
-    """Encodes sentences as the tokenizer does, and records which tokens are no special tokens."""
+    """Encodes sentences as the tokenizer does, and records which tokens are not special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._encode = TextEncoder(tokenizer)

@@ -118,7 +118,7 @@ def read_conll(text: str) -> pandas.DataFrame:
 
 
 def _check_no_ranges(columns: Sequence[Sequence[str | None]], lines: Sequence[int]) -> None:
-    """Refuse lines of CoNLL-U that are no words of their own: `1-2` is written as one word, `8.1` is not written."""
+    """Refuse lines of CoNLL-U that are not words of their own: `1-2` is written as one word, `8.1` is not written."""
     numbers = [cell or "" for cell in columns[0]] if len(columns) > 1 else []
     if not all(map(_CONLLU_ID.fullmatch, numbers)):
         return

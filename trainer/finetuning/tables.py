@@ -246,7 +246,7 @@ def json_objects(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
     Lines end at line feeds alone: other line separators can be part of a string.
 
     Raises:
-        UserError: a line is no object, or names a field twice.
+        UserError: a line is not an object, or names a field twice.
     """
 
     def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

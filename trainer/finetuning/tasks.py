@@ -91,7 +91,7 @@ class Task(ABC):
     can_freeze = True
     """Whether a fit may train the head alone."""
     names: tuple[str, ...] = ()
-    """The classes in the order of the model's outputs; empty where labels are no classes, or not known yet."""
+    """The classes in the order of the model's outputs; empty where labels are not classes, or not known yet."""
 
     def head_options(self) -> dict[str, Any]:
         """Return the settings of the head in config.json: number and names of the labels, and the problem type."""
@@ -381,7 +381,7 @@ def _listed(text: str) -> list[str]:
     """Return the list of texts that is written as JSON, as tables of words with spaces have it.
 
     Raises:
-        ValueError: it is no JSON, or has other values.
+        ValueError: it is not JSON, or has other values.
     """
     try:
         items = json.loads(text)

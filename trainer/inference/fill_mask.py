@@ -342,7 +342,7 @@ class TextEncoder:
 def mask_reader(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
     """Return a copy of the tokenizer that reads "[SEP]" and the like in a text as text, but the mask as the mask.
 
-    The library can read all special tokens in a text as text, or none; so the mask of the copy is no special token.
+    The library can read all special tokens in a text as text, or none; so the mask of the copy is not a special token.
     """
     import tokenizers
 

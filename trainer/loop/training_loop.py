@@ -149,7 +149,7 @@ def step(run: Run, fetched: FetchedBatch, counts: GlobalCounts, state: TrainStat
 
 
 def enter_stage(run: Run, stage: Stage) -> None:
-    """Set the values of a stage that are no argument of a step: RoPE bases, gradient clipping, weight decay."""
+    """Set the values of a stage that are not arguments of a step: RoPE bases, gradient clipping, weight decay."""
     run.model.set_rope_bases(stage.model)
     run.engine.set_gradient_clipping(stage.gradient_clipping)
     run.engine.set_weight_decay(stage.weight_decay)

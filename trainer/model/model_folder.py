@@ -89,7 +89,7 @@ def check_code(folder: Path, name: str | None = None, strict: bool = False) -> N
 
     The published EuroBERT names code of its own (`auto_map`) although transformers has its class. With
     `trust_remote_code=False`, transformers then loads its own class and neither reads nor fetches that code, so for the
-    families of this project the field is no reason to refuse, unless `strict`.
+    families of this project the field is not a reason to refuse, unless `strict`.
 
     Raises:
         UserError: naming the field and its file; `name` is what the user called the folder.

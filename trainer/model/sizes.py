@@ -46,7 +46,7 @@ def flops_per_token(
     with a gate), attention as if each row were one sequence, of which a local layer sees a window (and half of either
     under a causal mask), the MLM head on the share of positions that is predicted, and pooler and next-sentence head on
     one pair per row. BERT-large has 1.879e9 at length 128 and 1.992e9 at 512. Recomputation by activation checkpointing
-    is not counted: it is no useful work.
+    is not counted: it is not useful work.
     """
     hidden = config.hidden_size
     matrices = 2 * hidden**2 + 2 * hidden * config.key_value_size

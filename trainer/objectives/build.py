@@ -36,7 +36,7 @@ def class_of(name: str) -> type[Objective]:
     """Return the class of an objective, which has a metric and values that names of metrics can be made of.
 
     Raises:
-        UserError: it cannot be imported, is no such class, or its file changed after it was imported.
+        UserError: it cannot be imported, is not such a class, or its file changed after it was imported.
     """
     if name in (MASKED_LM, CAUSAL):
         return MaskedLM if name == MASKED_LM else CausalLM

@@ -22,7 +22,7 @@ HASHED_BYTES = 256 << 20
 SHOWN_FILES = 3
 MANY_EPOCHS = 100
 USUAL_PADDING = 128
-"""A vocabulary that is rounded up to a multiple of this is no mistake."""
+"""A vocabulary that is rounded up to a multiple of this is not a mistake."""
 EVALUATION_IS_OFF = "evaluation is off: the data set has no valid split"
 
 

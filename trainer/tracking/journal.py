@@ -332,7 +332,7 @@ def now() -> int:
 def _is_copy(folder: Path, record: RunRecord) -> bool:
     """Return whether this folder is a copy whose run has continued in the folder that its record names.
 
-    A folder that was staged to another disk is no copy in this sense while the original is unchanged.
+    A folder that was staged to another disk is not a copy in this sense while the original is unchanged.
     """
     if record.folder is None:
         return False

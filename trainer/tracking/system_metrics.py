@@ -41,7 +41,7 @@ class SystemMetrics:
             metrics |= {"network_receive_megabytes": received / MEGABYTE, "network_transmit_megabytes": sent / MEGABYTE}
         if self._device.type == "cuda":
             for read in (_gpu_memory, _gpu_utilization, _gpu_power):
-                # nvidia-ml-py is no dependency; on MIG slices, vGPUs and Jetson NVML refuses, by errors of its own.
+                # nvidia-ml-py is not a dependency; on MIG slices, vGPUs and Jetson NVML refuses, by errors of its own.
                 with contextlib.suppress(Exception):
                     metrics |= read(self._device)
         return {f"system/{name}": float(value) for name, value in metrics.items()}
