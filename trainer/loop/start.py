@@ -152,7 +152,8 @@ def first_state(
     late = start.scores or LateScores(state="done")
     valid = {name: value for name, value in late.metrics.items() if name.startswith("valid/")}
     evaluation, facts = {**state.evaluation, **valid}, {**state.evaluated_as, **late.facts}
-    teachers = teachers if data.teacher in (None, *teachers[-1:]) else (*teachers, data.teacher)
+    if data.teacher is not None and data.teacher not in teachers[-1:]:
+        teachers = (*teachers, data.teacher)
     changes = {"data_lineage": data_lineage, "evaluation": evaluation, "evaluated_as": facts, "teachers": teachers}
     state = state.model_copy(update=changes)
     if start.branch is None or start.checkpoint is None:
