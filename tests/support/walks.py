@@ -3,6 +3,8 @@
 A block of a page that begins with a comment `# NAME`, such as `# corpus.yaml`, is the file NAME. A block of text with
 lines `$ COMMAND` runs them; what follows a command is its output. `...` as a line stands for any lines, and at the end
 of a line for any characters. Numbers and digests compare by their shape, because machines and versions differ.
+
+A block of `console` is one of text that needs two hosts: it is only run with a host of `tests/support/two_nodes.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +17,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.two_nodes import TwoNodes
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# ([\w-]+\.\w+)\n")
 _ANY = "..."
+ONE_HOST = ("text",)
+TWO_HOSTS = ("text", "console")
+"""The languages of the blocks whose commands are run."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +44,22 @@ class Command:
     shown: tuple[str, ...]
 
 
-def steps_of(page: str) -> Iterator[File | Command]:
+def steps_of(page: str, languages: tuple[str, ...] = ONE_HOST) -> Iterator[File | Command]:
     """Yield what a page does, in order."""
     for language, block in _BLOCK.findall(page):
         if found := _FILE.match(block):
             yield File(found[1], block[found.end() :])
-        elif language == "text" and block.startswith("$ "):
+        elif language in languages and block.startswith("$ "):
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 line, _, shown = re.sub(r"\\\n +", "", part).partition("\n")
                 yield Command(line, tuple(shown.splitlines()))
 
 
-def walk(page: Path, folder: Path, variables: Mapping[str, str] | None = None) -> None:
-    """Take every step of a page in a folder; raise AssertionError for the first that fails or prints something else."""
+def walk(page: Path, folder: Path, variables: Mapping[str, str] | None = None, nodes: TwoNodes | None = None) -> None:
+    """Take every step of a page in a folder; raise AssertionError for the first that fails or prints something else.
+
+    With `nodes` the first of the two hosts takes them, those that need both included.
+    """
     programs = folder.parent / f"{folder.name}-programs"
     programs.mkdir()
     for name, start in (("clozeworks", f"{sys.executable} -m launch"), ("python", sys.executable)):
@@ -58,16 +68,18 @@ def walk(page: Path, folder: Path, variables: Mapping[str, str] | None = None) -
     environment = os.environ | {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "PYTHONPATH": str(REPOSITORY),
+        **({"PDSH_SSH_ARGS_APPEND": nodes.ssh_options} if nodes else {}),
         **(variables or {}),
     }
-    steps = list(steps_of(page.read_text(encoding="utf-8")))
+    steps = list(steps_of(page.read_text(encoding="utf-8"), TWO_HOSTS if nodes else ONE_HOST))
     assert any(isinstance(step, Command) for step in steps), f"{page.name} has no command"
     for step in steps:
         if isinstance(step, File):
             (folder / step.name).write_text(step.text, encoding="utf-8")
             continue
+        words = ["bash", "-euo", "pipefail", "-c", step.line]
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", step.line],
+            nodes.nodes[0].command(words, folder) if nodes else words,
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
