@@ -6,7 +6,9 @@ The arguments after -- are those of launch/pretrain.py. The command starts `deep
 launch/pretrain.py ...` and takes care of what the launcher leaves to its user:
 
 - It checks the hostfile, that pdsh is installed and that ssh reaches the first host, and makes ssh notice a dead host.
-- It forwards the environment variables that the ranks need, and no secrets (the launcher puts them on command lines).
+- It forwards the environment variables that the ranks need, and no secrets (the launcher puts them on command lines):
+  those that begin with AWS_, GLOO_, HF_, NCCL_, OMP_, TORCH_, TORCHINDUCTOR_, CUBLAS_, MLFLOW, PYTHON, UCX or MV2, also
+  DS_ACCELERATOR and XDG_CACHE_HOME.
 - It passes all arguments unchanged, whatever characters they contain.
 - It reaches a single remote host by ssh too, where deepspeed would train on this one.
 - If the launcher ends for any reason, the ranks end too. If a host cannot be reached, ssh says so, and the ranks of the

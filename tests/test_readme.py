@@ -145,7 +145,7 @@ def test_the_codes_of_the_commonest_errors_exist() -> None:
 
 @EVERY_PAGE
 def test_subcommands_exist(path: Path) -> None:
-    in_code = re.findall(r"```(?:bash|text)\n.*?```|`[^`\n]+`", PAGES[path], re.DOTALL)
+    in_code = re.findall(r"```(?:bash|console|text)\n.*?```|`[^`\n]+`", PAGES[path], re.DOTALL)
     named = {name for code in in_code for name in re.findall(r"(?:^|[`\n$] ?)clozeworks ([a-z][a-z-]*)", code)}
     assert named - COMMANDS.keys() == set()
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.walks import Command, File, first_missing, steps_of, walk
+from tests.support.two_nodes import missing, two_nodes
+from tests.support.walks import TWO_HOSTS, Command, File, first_missing, steps_of, walk
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MOST_LINES = 200
 MOST_CHARACTERS_OF_THE_LESSON = 11_000
-WALKS = ("data_prep/TUTORIAL.md",)
+WALKS = ("data_prep/TUTORIAL.md", "launch/OPERATIONS.md", "launch/TUTORIAL.md")
+ON_TWO_HOSTS = "launch/TUTORIAL.md"
 LESSON = "trainer/LESSON.md"
 
 # What the lesson needs of launch/demo.sh, with a model that has hardly learned.
@@ -36,8 +38,15 @@ def test_a_page_is_files_and_commands_with_what_they_print() -> None:
     assert list(steps_of(page)) == [File("a.yaml", "x: 1\n"), Command("echo a b", ("a b",)), Command("true", ())]
 
 
+def test_commands_that_need_two_hosts_are_only_taken_there() -> None:
+    page = "```console\n$ ssh b true\n```\n```text\n# hosts.txt\na slots=1\n```\n```text\n$ true\n```\n"
+    hostfile = File("hosts.txt", "a slots=1\n")
+    assert list(steps_of(page)) == [hostfile, Command("true", ())]
+    assert list(steps_of(page, TWO_HOSTS)) == [Command("ssh b true", ()), hostfile, Command("true", ())]
+
+
 @pytest.mark.parametrize(
-    ("shown", "printed", "missing"),
+    ("shown", "printed", "absent"),
     [
         (["a 1"], ["a 2,500"], None),
         (["a", "..."], ["a", "b"], None),
@@ -54,9 +63,9 @@ def test_a_page_is_files_and_commands_with_what_they_print() -> None:
     ],
 )
 def test_the_output_of_a_page_is_compared_by_its_shape(
-    shown: list[str], printed: list[str], missing: str | None
+    shown: list[str], printed: list[str], absent: str | None
 ) -> None:
-    assert first_missing(shown, printed) == missing
+    assert first_missing(shown, printed) == absent
 
 
 @pytest.mark.parametrize(
@@ -120,6 +129,19 @@ def test_the_lesson_runs_after_a_demo_of_few_steps(tmp_path: Path) -> None:
     page, num_runs = re.subn(r"training\.max_steps=\d+", few, SHORT_DEMO + page_of(LESSON))
     assert num_runs == 3
     walk(page, tmp_path / "demo", any_words=True)
+
+
+@pytest.mark.slow
+@pytest.mark.launcher
+@pytest.mark.spawn
+def test_a_walk_of_two_hosts_runs_as_it_stands(tmp_path: Path) -> None:
+    if (lacking := missing()) is not None:
+        pytest.skip(lacking)
+    keys, folder = tmp_path / "keys", tmp_path / "walk"
+    keys.mkdir()
+    folder.mkdir()
+    with two_nodes(keys) as nodes:
+        walk(page_of(ON_TWO_HOSTS), folder, nodes=nodes)
 
 
 def page_of(name: str) -> str:

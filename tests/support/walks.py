@@ -5,6 +5,8 @@ lines `$ COMMAND` runs them; what follows a command is its output. `$ export NAM
 `...` as a line stands for any lines, and at the end of a line for any characters. Numbers, digests and the results of
 `clozeworks compare` compare by their shape, because machines and versions differ. Where `any_words` is set, words do
 too: what a model says depends on its training, and only the layout stays.
+
+A block of `console` is one of text that needs two hosts: it is only run with a host of `tests/support/two_nodes.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.two_nodes import TwoNodes
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# ([\w-]+\.\w+)\n")
@@ -25,6 +29,9 @@ _NUMBER = re.compile(r"\W*0\W*")
 _ANY = "..."
 _SIGN = re.compile(r"(?<!\S)[+-](?=\d)")
 _RESULT = re.compile(r"\b(?:better|worse|not clear)$")
+ONE_HOST = ("text",)
+TWO_HOSTS = ("text", "console")
+"""The languages of the blocks whose commands are run."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +50,28 @@ class Command:
     shown: tuple[str, ...]
 
 
-def steps_of(page: str) -> Iterator[File | Command]:
+def steps_of(page: str, languages: tuple[str, ...] = ONE_HOST) -> Iterator[File | Command]:
     """Yield what a page does, in order."""
     for language, block in _BLOCK.findall(page):
         if found := _FILE.match(block):
             yield File(found[1], block[found.end() :])
-        elif language == "text" and block.startswith("$ "):
+        elif language in languages and block.startswith("$ "):
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 line, _, shown = re.sub(r"\\\n +", "", part).partition("\n")
                 yield Command(line, tuple(shown.splitlines()))
 
 
-def walk(page: str, folder: Path, variables: Mapping[str, str] | None = None, any_words: bool = False) -> None:
-    """Take every step of a page in a folder; raise AssertionError for the first that fails or prints something else."""
+def walk(
+    page: str,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    any_words: bool = False,
+    nodes: TwoNodes | None = None,
+) -> None:
+    """Take every step of a page in a folder; raise AssertionError for the first that fails or prints something else.
+
+    With `nodes` the first of the two hosts takes them, those that need both included.
+    """
     programs = folder.parent / f"{folder.name}-programs"
     programs.mkdir()
     for name, start in (("clozeworks", f"{sys.executable} -P -m launch"), ("python", sys.executable)):
@@ -65,9 +81,10 @@ def walk(page: str, folder: Path, variables: Mapping[str, str] | None = None, an
     environment = os.environ | {
         "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(REPOSITORY),
+        **({"PDSH_SSH_ARGS_APPEND": nodes.ssh_options} if nodes else {}),
         **(variables or {}),
     }
-    steps = list(steps_of(page))
+    steps = list(steps_of(page, TWO_HOSTS if nodes else ONE_HOST))
     assert any(isinstance(step, Command) for step in steps), "the page has no command"
     for step in steps:
         if isinstance(step, File):
@@ -76,8 +93,9 @@ def walk(page: str, folder: Path, variables: Mapping[str, str] | None = None, an
         if step.line.startswith("export "):
             environment |= dict(word.split("=", 1) for word in shlex.split(step.line)[1:])
             continue
+        words = ["bash", "-euo", "pipefail", "-c", step.line]
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", step.line],
+            nodes.nodes[0].command(words, folder) if nodes else words,
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
