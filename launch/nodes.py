@@ -5,7 +5,7 @@
 The arguments after -- are those of launch/pretrain.py. The command starts `deepspeed --hostfile FILE
 launch/pretrain.py ...` and takes care of what the launcher leaves to its user:
 
-- It checks the hostfile, and makes ssh notice a dead host.
+- It checks the hostfile, that pdsh is installed and that ssh reaches the first host, and makes ssh notice a dead host.
 - It forwards the environment variables that the ranks need, and no secrets (the launcher puts them on command lines).
 - It passes all arguments unchanged, whatever characters they contain.
 - It reaches a single remote host by ssh too, where deepspeed would train on this one.
@@ -22,6 +22,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    from trainer.preflight.hosts import read_hostfile
+    from trainer.preflight.hosts import address_of, read_hostfile
 
     arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
     if not arguments:
@@ -89,7 +90,9 @@ def main() -> None:
     environment = launcher_environment(environment_now(), options.interface)
     forwarded = forwarded_variables(environment, options.forward)
     command = launcher_command(options.hostfile, options.master_addr, options.master_port, arguments)
-    if len(hosts) == 1 and not is_here(next(iter(hosts))):
+    first = next(iter(hosts))
+    is_local = len(hosts) == 1 and is_here(first)
+    if len(hosts) == 1 and not is_local:
         command.insert(command.index("--no_ssh_check"), "--force_multi")
     left_out = sorted(secrets_of(environment_now()))
     if left_out:
@@ -102,6 +105,15 @@ def main() -> None:
         print(environment_file(forwarded) + shlex.join(command), flush=True)
         check_arguments(arguments, sum(hosts.values()))
         return
+    if not is_local and shutil.which("pdsh") is None:
+        raise UsageError(
+            "pdsh is not installed on this host, and the deepspeed launcher starts the ranks with it",
+            fix="install the package pdsh here; the other hosts need only sshd",
+            code="missing-pdsh",
+        )
+    if options.master_addr is None:
+        position = command.index("--master_port")
+        command[position:position] = ["--master_addr", "127.0.0.1" if is_local else address_of(first)]
     in_memory = os.memfd_create("deepspeed_env", 0)  # a file by name for the launcher that leaves nothing on disk
     os.write(in_memory, environment_file(forwarded).encode())
     os.execvpe(command[0], command, environment | {"DS_ENV_FILE": f"/proc/self/fd/{in_memory}"})

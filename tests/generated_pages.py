@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from data_prep.config.preparation_config import PreparationConfig, Source
 from launch.command_table import DATA_PREP, GROUPS, Command
 from tests.test_layout import MODULES, ORDER, TOWERS
 from trainer import load_config
@@ -55,36 +56,37 @@ def _size(config: RunConfig) -> int:
 
 def presets() -> Iterator[str]:
     """Name, architecture, data, purpose (the first sentence of its file) and what was run of every preset."""
-    yield "| preset | model | parameters | rows | precision | purpose | verified |"
+    yield "| preset | what it is | model | parameters | rows | precision | run so far |"
     yield "|---|---|---|---|---|---|---|"
     for path in preset_files():
         config = load_config(path)
         model = f"{config.model.family}, {config.model.num_hidden_layers} x {config.model.hidden_size}"
         lengths = dict.fromkeys(stage.sequence_length for stage in config.stages)
-        pairs = {"none": "MLM", "next_sentence": "MLM and NSP", "sentence_order": "MLM and SOP"}
-        rows = f"{pairs[config.data.sentence_pairs]}, {' then '.join(map(str, lengths))} tokens"
+        pairs = {"none": "MLM", "next_sentence": "MLM, NSP", "sentence_order": "MLM, SOP"}
+        rows = f"{pairs[config.data.sentence_pairs]}, {' then '.join(map(str, lengths))}"
         size = f"{_size(config) / 1e6:,.{0 if _size(config) >= 1e7 else 1}f}M"
-        cells = (f"`{path.stem}`", model, size, rows, config.training.precision, purpose(path), verified(path))
+        cells = (f"`{path.stem}`", purpose(path), model, size, rows, config.training.precision, verified(path))
         yield f"| {' | '.join(cells)} |"
 
 
 def purpose(path: Path) -> str:
-    """The first sentence of the comment that opens a preset, without what follows a colon or a semicolon."""
+    """The first sentence of the comment that opens a preset, without its arXiv number and what follows a colon."""
     lines = path.read_text(encoding="utf-8").splitlines()
     comment = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
     first = re.split(r"[:;](?: |$)|\.(?: (?=[A-Z])|$)", comment)[0]
+    first = re.sub(r", arXiv [\d.]+", "", first)
     return first + ")" * (first.count("(") - first.count(")"))
 
 
 def verified(path: Path) -> str:
     """What was run of a preset, from the last line of the comment that opens its file."""
     (line,) = re.findall(r"^# Verified: (.+)\.$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return re.sub(r" \(.*\)$", "", line)
+    return "no" if line.startswith("not run") else re.sub(r" \(.*\)$", "", line).removeprefix("on a CPU, ")
 
 
 def recipes() -> Iterator[str]:
     """The batch and the optimizer of every preset."""
-    columns = ("steps", "tokens per step", "peak rate", "schedule, warmup steps", "optimizer, betas", "weight decay")
+    columns = ("steps", "tokens per step", "peak rate", "schedule, warmup", "optimizer, betas", "weight decay")
     yield f"| preset | {' | '.join(columns)} | masks |"
     yield "|---|---|---|---|---|---|---|---|"
     for path in preset_files():
@@ -97,9 +99,14 @@ def recipes() -> Iterator[str]:
         warmup = config.stages[0].schedule.warmup.steps
         yield (
             f"| `{path.stem}` | {config.max_steps:,} | {' then '.join(batches)} | {' then '.join(peaks)} | "
-            f"{schedule.name}, {warmup:,} | {optimizer.name}, {optimizer.beta1:g}, {optimizer.beta2:g} | "
+            f"{_SHORT.get(schedule.name, schedule.name)}, {warmup:,} | "
+            f"{optimizer.name}, {optimizer.beta1:g}, {optimizer.beta2:g} | "
             f"{' then '.join(decays)} | {' then '.join(masks)} |"
         )
+
+
+_SHORT = {"warmup_stable_decay": "WSD"}
+"""The name that papers use, for a narrow table."""
 
 
 def _masks(stage: Stage) -> str:
@@ -111,43 +118,70 @@ def _masks(stage: Stage) -> str:
 
 def training_settings() -> Iterator[str]:
     """Every setting of a training run."""
-    return _settings(RunConfig)
+    yield "```yaml"
+    yield from yaml_of(RunConfig)
+    yield "```"
 
 
 def stage_settings() -> Iterator[str]:
-    """Every setting of an item of `training.stages`."""
-    return _settings(StageSettings)
+    """The settings of an item of `training.stages`: its own ones, and those that the run has too."""
+    in_run = {(name.rpartition(".")[2], meaning) for name, meaning in descriptions_of(RunConfig)}
+    own, others = [], []
+    for name, meaning in descriptions_of(StageSettings):
+        is_own = not meaning.startswith("as ") and (name.rpartition(".")[2], meaning) not in in_run
+        (own if is_own else others).append(f"`{name}`")
+    yield f"Settings of a stage: {', '.join(own)}. As in the run: {', '.join(others)}."
 
 
-def preparation_settings() -> Iterator[str]:
-    """Every setting of data preparation; the fields of a source follow `sources`."""
-    for line in _settings(PreparationConfig):
-        yield line
-        if line.startswith("| `sources` |"):
-            yield from list(_settings(Source, "sources[]."))[2:]
+def yaml_of(schema: type[BaseModel], indent: str = "") -> Iterator[str]:
+    """Every setting at its default, as YAML; a comment has its other choices and what its description says first.
+
+    A section that is null by default has its settings in comments. Settings come before sections.
+    """
+    fields = sorted(schema.model_fields.items(), key=lambda item: _section(item[1].annotation) is not None)
+    for name, field in fields:
+        section = _section(field.annotation)
+        if section is None:
+            yield indent + _setting(name, field)
+        else:
+            is_unset = not field.is_required() and field.default is None
+            yield f"{indent}{name}:{' null # or:' if is_unset else ''}"
+            yield from (f"{indent}{'  # ' if is_unset else '  '}{line}" for line in yaml_of(section))
 
 
-def _settings(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    yield "| setting | default | meaning |"
-    yield "|---|---|---|"
-    for name, default, meaning in settings_of(schema, prefix):
-        yield f"| `{name}` | {_cell(default)} | {_cell(meaning)} |"
+def _setting(name: str, field: FieldInfo) -> str:
+    default = "" if field.is_required() else f" {_plain(field.get_default(call_default_factory=True))}"
+    choices = [choice for choice in map(_plain, _choices(field.annotation)) if choice != default.strip()]
+    told = ("required: " * field.is_required()) + in_short(field.description or "")
+    if choices:
+        told += f" ({'one of' if field.is_required() else 'or'} {', '.join(choices)})"
+    return f"{name}:{default} # {told}"
 
 
-def settings_of(
-    schema: type[BaseModel], prefix: str = "", required: str = "required"
-) -> Iterator[tuple[str, str, str]]:
-    """Dotted name, default with the other choices, and description of every setting; lists are one setting."""
+def _plain(value: Any) -> str:
+    """A value as YAML in one line, without quotes where it needs none."""
+    if isinstance(value, str) and yaml.safe_load(value) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def in_short(meaning: str) -> str:
+    """What a description says first, without remarks in brackets; `--help` has the whole.
+
+    It ends at the first colon, semicolon or full stop that stands outside of braces.
+    """
+    text = re.sub(r" \([^()]*\)", "", meaning)
+    ends = (found.start() for found in re.finditer("[:;.] ", text))
+    return text[: next((end for end in ends if text[:end].count("{") == text[:end].count("}")), None)]
+
+
+def descriptions_of(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted name and description of every setting; a list is one setting."""
     for name, field in schema.model_fields.items():
-        nested = _section(field.annotation)
-        if nested is not None:
-            is_optional = not field.is_required() and field.default is None
-            within = f"required if `{prefix}{name}` is set" if is_optional else required
-            yield from settings_of(nested, f"{prefix}{name}.", within)
-            continue
-        default = required if field.is_required() else _value(field.get_default(call_default_factory=True))
-        others = [choice for choice in map(_value, _choices(field.annotation)) if choice != default]
-        yield f"{prefix}{name}", default + (f" (or {', '.join(others)})" if others else ""), field.description or ""
+        if section := _section(field.annotation):
+            yield from descriptions_of(section, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field.description or ""
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
@@ -162,16 +196,6 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     return tuple(choice for item in get_args(annotation) for choice in _choices(item))
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json")
-    return "`" + json.dumps(value, ensure_ascii=False, default=str) + "`"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def commands() -> Iterator[str]:
@@ -224,15 +248,30 @@ def first_sentence(docstring: str, limit: int = 53) -> str:
     return sentence
 
 
+COMMON_NAMES = {
+    "length": ("max_steps", "num_train_epochs", "warmup_steps", "warmup_ratio"),
+    "batch": ("per_device_train_batch_size", "global_batch_size", "gradient_accumulation_steps"),
+    "optimizer": ("learning_rate", "lr_scheduler_type", "max_grad_norm", "bf16", "gradient_checkpointing"),
+    "data": ("train_file", "max_seq_length", "whole_word_mask", "dataloader_num_workers", "tokenizer_name"),
+    "model": ("model_name_or_path", "num_layers", "ffn_hidden_size"),
+    "output": ("save_steps", "save_total_limit", "resume_from_checkpoint", "eval_steps", "report_to"),
+}
+"""Names that people look for, by topic; the errors know all of `trainer/config/synonyms.yaml`."""
+
+
 def names_of_other_projects() -> Iterator[str]:
-    """Yield the lines of a Markdown table of all names."""
-    yield "| Hugging Face, Megatron, fairseq | here | unit | how |"
-    yield "|---|---|---|---|"
-    for names, setting, unit, advice in synonyms():
-        listed = ", ".join(f"`{name}`" for name in names)
-        settings = "-" if setting == "none" else ", ".join(f"`{each}`" for each in setting.split(", "))
-        how = advice.format(value="N").replace("|", "\\|") if advice else "same value"
-        yield f"| {listed} | {settings} | {unit} | {how} |"
+    """The settings that the most common names mean."""
+    yield "| | Hugging Face, Megatron | here |"
+    yield "|---|---|---|"
+    by_name = {name: synonym for synonym in synonyms() for name in synonym.names}
+    for topic, names in COMMON_NAMES.items():
+        for number, name in enumerate(names):
+            synonym = by_name[name]
+            settings = ", ".join(f"`{each}`" for each in synonym.setting.split(", "))
+            here = f"{settings} ({synonym.unit})"
+            if synonym.setting == "none" or synonym.advice.startswith("remove"):
+                here = re.split(r"[,;]| \(", synonym.advice)[0]
+            yield f"| {f'{topic} ' if number == 0 else ''}| `{name}` | {here} |"
 
 
 BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
@@ -240,7 +279,6 @@ BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
     "recipes": recipes,
     "training_settings": training_settings,
     "stage_settings": stage_settings,
-    "preparation_settings": preparation_settings,
     "names": names_of_other_projects,
     "commands": commands,
     "data_prep_packages": data_prep_packages,

@@ -69,7 +69,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "preparation_scale",
-        "text to shards for a corpus of 1 to 16 times the size, without deduplication and verification",
+        "text to shards by size, without deduplication and verification",
         3,
         _PREPARATION,
         full="--runs 0 --scale 1 4 16 --scale-workers 2",
@@ -86,7 +86,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "near_duplicates_quality",
-        "near-duplicates that are found, by threshold and n-gram, with 128 hashes",
+        "near-duplicates found, by threshold and n-gram, with 128 hashes",
         5,
         _NEAR,
         full="--parts quality",
@@ -95,7 +95,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "loader",
-        "masked batches of 65,536 tokens; the collator has full rows, and is in its fastest form",
+        "masked batches of 65,536 tokens; the collator gets full rows",
         6,
         "--work {work}",
         full="--runs 3",
@@ -110,7 +110,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "encoder",
-        "training steps in real tokens, the same documents in batches of each side's kind",
+        "training steps in real tokens on the same documents",
         10,
         "",
         full="--shards {shards} --workloads grouped full --modes eager --steps 1 --tokens 2048 --device cpu",
@@ -135,21 +135,21 @@ BENCHMARKS = (
     ),
     Benchmark(
         "training",
-        "presets at their own length, batch and vocabulary, compared with the faster form of Trainer",
+        "presets at their own length, batch and vocabulary, with the faster form of Trainer",
         20,
         "--corpora {corpora} --work {work}",
         quick="--config tiny_cpu=2 --limit-mb 1",
     ),
     Benchmark(
         "scaling",
-        "efficiency of two hosts on a link that takes the same share of a step as that of a cluster",
+        "efficiency of two hosts on a link that is as slow as that of a cluster",
         7,
         "",
         quick="--runs 1 --steps 1 --rows 2",
     ),
     Benchmark(
         "starting",
-        "what a rank of 512 opens, reads and waits for at its start, beside ranks that work alone",
+        "what a rank of 512 opens, reads and waits for at its start",
         3,
         "--work {work}",
         quick="--ranks 16 --shards 40 --sampled 2",

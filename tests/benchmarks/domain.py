@@ -1,6 +1,6 @@
 """What a published encoder gains on law, and forgets of general text, by the preset `continue_domain`.
 
-    python tests/benchmarks/domain.py --general FILES --law FILES --work DIR --results FILE [--runs N]
+    python tests/benchmarks/domain.py --general FILES --law FILES --work DIR --results FILE [--few] [--runs N]
 
 For each seed an encoder (`small_cpu`) is trained on general text without law, and then continued by the preset
 `continue_domain` at its sizes: on law alone, and with general text. `SHARES` divides the documents of law: the models
@@ -9,6 +9,11 @@ are continued on the first part, whose valid split gives the loss; the second pa
 of `launch/finetune.py` on the labeled texts. A label is the title of the code to which a section belongs, by the path
 in `source`. A text is one of the first `PARTS` pieces of a section, of up to `CHARACTERS` each, without headings and
 citations, since these contain the number of the title. No section is in both train and test. The texts stay in --work.
+
+With --few the encoder of each seed, before and after it was continued on law alone, is scored with few labels: the
+texts of `SHOTS` labels of each title are drawn `DRAWS` times from those of train, the same for both encoders. The score
+of a draw is the accuracy on all of test of a logistic regression on the mean of the last hidden states (sklearn's, of
+scaled features, as it is by default), and for `FULL_SHOTS` in `FULL_DRAWS` draws also that of `launch/finetune.py`.
 
 A row that is in --results is skipped, so the same command resumes; --runs ends it after so many new rows.
 """
@@ -30,10 +35,15 @@ from typing import Any
 
 import corpus_part
 import machine
+import numpy as np
 from encoder_runs import Corpus, Recipe, measure_missing, run, train_once
 from machine import REPOSITORY, commit_of
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from data_prep.base.errors import run_command
+from trainer.inference.embedding import Embedder
 
 RATES = (3e-4, 1e-3, 3e-3)
 RATE = 1e-3
@@ -42,7 +52,11 @@ PART_SEED = 5
 SHARES = {"continued": 0.6, "labeled": 1.0}
 """Upper ends of the parts of the documents of law, from 0 to 1."""
 NUM_TITLES, CHARACTERS, PARTS = 10, 350, 3
+LENGTH = 128
+"""Tokens of a labeled text."""
 TEST_SHARE = 0.6
+SHOTS, DRAWS = (4, 16, 64), 20
+FULL_SHOTS, FULL_DRAWS = 16, 2
 BATCH = ("training.global_batch_tokens=2048", "training.micro_batch_tokens=2048")
 SIZES = (
     *("training.precision=auto", "model.vocab_size=8192", "model.hidden_size=128", "model.num_hidden_layers=2"),
@@ -161,20 +175,77 @@ def model_of(row: Run, general: Corpus, law: Corpus, arguments: argparse.Namespa
     return train_once(Recipe("ours", arguments.steps, settings, preset="continue_domain"), row.seed, law)
 
 
-def accuracy_of(model: Path, row: Run, arguments: argparse.Namespace) -> float | None:
-    """Accuracy on the labeled texts of the test sections, in percent; the epoch is chosen on a part of the others.
+def draw(labels: Sequence[str], shots: int, seed: int) -> list[int]:
+    """Numbers of `shots` texts of each label, or of all that it has; the same for the same seed."""
+    order = np.random.default_rng(seed).permutation(len(labels)).tolist()
+    taken: Counter[str] = Counter()
+    drawn = []
+    for number in order:
+        if taken[labels[number]] < shots:
+            taken[labels[number]] += 1
+            drawn.append(number)
+    return sorted(drawn)
 
-    None if no document names a section.
+
+def probe(train: np.ndarray, labels: Sequence[str], test: np.ndarray, answers: Sequence[str]) -> float:
+    """Accuracy in percent on vectors (num_texts, size) of a logistic regression that was fitted on others."""
+    fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(train, labels)
+    return 100.0 * float(fitted.score(test, answers))
+
+
+def few_scores(model: Path, row: Run, arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """The accuracy of every draw, in percent, by the way of fitting and the number of labels of each title.
+
+    Empty if no document names a section.
     """
     work = arguments.work.absolute()
-    if not (work / "train.jsonl").stat().st_size:
+    train, test = (read_labeled(work / f"{name}.jsonl") for name in ("train", "test"))
+    if not train or not test:
+        return {}
+    labels, answers = ([each["label"] for each in texts] for texts in (train, test))
+    embedder = Embedder(model)
+    embedder.max_length = LENGTH
+    vectors, questions = (embedder([each["text"] for each in texts], "mean") for texts in (train, test))
+    found: dict[str, list[float]] = {}
+    for shots in SHOTS:
+        drawn = [draw(labels, shots, seed) for seed in range(arguments.draws)]
+        found[f"frozen, {shots}"] = [
+            round(probe(vectors[each], [labels[n] for n in each], questions, answers), 2) for each in drawn
+        ]
+    found[f"all weights, {FULL_SHOTS}"] = []
+    for seed in range(min(arguments.draws, FULL_DRAWS)):
+        part = work / f"train-{FULL_SHOTS}-{seed}.jsonl"
+        chosen = draw(labels, FULL_SHOTS, seed)
+        part.write_text("".join(json.dumps(train[number]) + "\n" for number in chosen))
+        score = accuracy_of(model, row, arguments, part, f"-draw-{seed}")
+        assert score is not None
+        found[f"all weights, {FULL_SHOTS}"].append(score)
+    return found
+
+
+def read_labeled(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def accuracy_of(
+    model: Path, row: Run, arguments: argparse.Namespace, train: Path | None = None, name: str = ""
+) -> float | None:
+    """Accuracy on the labeled texts of the test sections, in percent; the epoch is chosen on a part of the others.
+
+    `train` is another file than that of all others, and `name` the end of the folder's name. None if no document names
+    a section.
+    """
+    work = arguments.work.absolute()
+    train = train or work / "train.jsonl"
+    if not train.stat().st_size:
         return None
-    output = work / "fits" / f"seed-{row.seed}-rate-{row.rate:g}-replay-{row.replay:g}"
+    output = work / "fits" / f"seed-{row.seed}-rate-{row.rate:g}-replay-{row.replay:g}{name}"
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(exist_ok=True)
     command = [sys.executable, str(REPOSITORY / "launch" / "finetune.py"), "--model", str(model)]
-    command += ["--task", "classification", "--train", str(work / "train.jsonl"), "--test", str(work / "test.jsonl")]
-    command += ["--text-column", "text", "--label-column", "label", "--max-length", "128", "--no-tracking"]
+    command += ["--task", "classification", "--train", str(train), "--test", str(work / "test.jsonl")]
+    command += ["--text-column", "text", "--label-column", "label", "--max-length", str(LENGTH)]
+    command += ["--no-tracking"]
     command += ["--seeds", "1", "--split-seed", str(row.seed), "--epochs", str(arguments.epochs)]
     command += ["--learning-rates", *(f"{rate:g}" for rate in arguments.learning_rates), "--output", str(output)]
     run(command)
@@ -187,25 +258,31 @@ def main() -> None:
     arguments = _parse()
     general, law = corpora_of(arguments)
     planned = plan(arguments.seeds)
+    if arguments.few:
+        planned = [run for run in planned if run.rate in (0, RATE) and not run.replay]
 
     def measure(run: Run, rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         found = model_of(run, general, law, arguments)
         model = Path(found["model"])
-        return {
-            "commit": commit_of(REPOSITORY),
-            "tokens": found["tokens"],
-            "law_loss": round(law.valid_loss(model), 4),
-            "general_loss": round(general.valid_loss(model), 4),
-            "accuracy": accuracy_of(model, run, arguments),
-            **json.loads((arguments.work / "law.json").read_text()),
-        }, machine.described("torch", "transformers", "deepspeed")
+        if arguments.few:
+            scores: dict[str, Any] = {"accuracies": few_scores(model, run, arguments)}
+        else:
+            scores = {
+                "law_loss": round(law.valid_loss(model), 4),
+                "general_loss": round(general.valid_loss(model), 4),
+                "accuracy": accuracy_of(model, run, arguments),
+            }
+        counts = json.loads((arguments.work / "law.json").read_text())
+        row = {"commit": commit_of(REPOSITORY), "tokens": found["tokens"], **scores, **counts}
+        return row, machine.described("torch", "transformers", "deepspeed", "scikit-learn")
 
     measure_missing(arguments, lambda rows: planned, lambda run: settings_of(run, arguments), measure)
 
 
 def settings_of(run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
     """What a row must agree in with the others besides its key."""
-    return {"base_steps": arguments.base_steps} | ({"steps": arguments.steps} if run.rate else {})
+    few = {"draws": arguments.draws} if arguments.few else {}
+    return {"base_steps": arguments.base_steps} | ({"steps": arguments.steps} if run.rate else {}) | few
 
 
 def _parse() -> argparse.Namespace:
@@ -219,6 +296,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=6, help="of fine-tuning (default %(default)s)")
     rates = {"type": float, "nargs": "+", "default": [1e-3]}
     parser.add_argument("--learning-rates", **rates, help="of fine-tuning (default 0.001)")
+    parser.add_argument("--few", action="store_true", help="score with few labels, in rows of another --results")
+    parser.add_argument("--draws", type=int, default=DRAWS, help="of few labels (default %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="default %(default)s")
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
     parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")

@@ -9,16 +9,10 @@ import statistics
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.benchmarks.reports import CONTESTANTS, Report, Row
+from tests.benchmarks.reports import CONTESTANTS, Report, Row, measured, short_name
 
 MISSING = "missing"
 _SCORING = "scoring_cpu_seconds"
-_FIELDS = {
-    "morphology": "morphology",
-    "semantics": "semantics",
-    "syntax": "syntax",
-    "syntax_semantics": "syntax and semantics",
-}
 
 
 def speedrun_rows(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -59,36 +53,49 @@ def best_recipes(runs: Sequence[Mapping[str, Any]], corpus: str) -> list[Mapping
 def speedrun(report: Report) -> Iterator[str]:
     """The smallest number of steps of each recipe that reaches the goal; then the next smaller one that was tried."""
     runs = report["details"]["runs"]
-    yield f"Means over the losses and medians over the CPU seconds of the seeds. {_commands(runs)}"
+    yield f"Means of the losses and medians of the CPU seconds. {_commands(runs)}"
     yield ""
-    yield "| corpus, goal | machine | side, commit | tokens per step | steps | tokens | CPU s | of c025165 | loss |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| corpus, goal | machine | side, commit, tokens per step | steps | CPU s | share | loss | too few steps |"
+    yield "|---|---|---|---|---|---|---|---|"
+    shown: tuple[str, str] | None = None
     for corpus in dict.fromkeys([*(run["corpus"] for run in runs), "pack_medium_third"]):
         reached = best_recipes(runs, corpus)
         first = {run["cpu"]: run for run in reached if run["commit"] == FIRST_COMMIT}
         for run in reached:
             before = first.get(run["cpu"])
             share = f"{run['cpu_seconds'] / before['cpu_seconds']:.2f}" if before else ""
-            seconds = ", ".join(f"{each:.0f}" for each in run["all_cpu_seconds"])
+            place = f"{corpus}, {run['goal_nats']:.3f}", short_name(run["cpu"])
             yield (
-                f"| {corpus}, {run['goal_nats']:.3f} | {run['cpu']} | {run['side']}, {run['commit']} | "
-                f"{_settings(run)} | {run['steps']} | {run['tokens']:,} | {run['cpu_seconds']:.0f} ({seconds}) | "
-                f"{share} | {run['mean_loss']:.3f} |"
+                f"| {' | '.join(('', '') if place == shown else place)} | {run['side']}, {run['commit']}, "
+                f"{_settings(run)} | {run['steps']} | {_seconds(run)} | {share} | {run['mean_loss']:.3f} | "
+                f"{_too_few(run, runs)} |"
             )
+            shown = place
         for name, found in (
             (f"ours, {FIRST_COMMIT}", first),
             ("ours, later", any(run["side"] == "ours" and run["commit"] != FIRST_COMMIT for run in reached)),
             ("run_mlm", any(run["side"] == "run_mlm" for run in reached)),
         ):
             if not found:
-                yield f"| {corpus} | | {name} |" + f" {MISSING} |" * 6
-    yield ""
-    yield "Not enough: " + "; ".join(
-        f"{run['side']} {run['commit']} on {run['corpus']}, {_settings(run)}, {run['steps']} steps "
-        f"({run['mean_loss']:.3f})"
-        for run in runs
-        if not run["reached"]
-    )
+                yield f"| {corpus} | | {name} |" + f" {MISSING} |" * 5
+
+
+def _seconds(run: Mapping[str, Any]) -> str:
+    """The median of the seeds, with the lowest and the highest."""
+    low, middle, high = (f"{pick(run['all_cpu_seconds']):.0f}" for pick in (min, statistics.median, max))
+    return f"{middle} ({low} to {high})"
+
+
+def _too_few(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
+    """The most steps below those of a recipe that were tried and did not reach the goal, with their loss."""
+    same = ("corpus", "cpu", "side", "commit", "settings")
+    fewer = [
+        each
+        for each in runs
+        if all(each[name] == run[name] for name in same) and not each["reached"] and each["steps"] < run["steps"]
+    ]
+    most = max(fewer, key=lambda each: each["steps"], default=None)
+    return f"{most['steps']} ({most['mean_loss']:.3f})" if most else ""
 
 
 FIRST_COMMIT = "c025165"
@@ -99,7 +106,7 @@ def _settings(run: Mapping[str, Any]) -> str:
     values = dict(setting.split("=", 1) for setting in run["settings"])
     values.pop("training.micro_batch_tokens", None)
     batch = int(values.pop("training.global_batch_tokens", 4096))
-    return ", ".join([f"{batch:,}", *(f"{name}={value}" for name, value in values.items())])
+    return ", ".join([f"{batch:,}", *(f"{name.rpartition('.')[2]}={value}" for name, value in values.items())])
 
 
 def proof(report: Report) -> Iterator[str]:
@@ -107,12 +114,13 @@ def proof(report: Report) -> Iterator[str]:
     details = report["details"]
     runs, corpus = details["runs"], details["corpus"]
     yield (
-        f"{corpus['words']:,} whitespace words in {corpus['documents']:,} documents of pack_medium "
-        f"(SHA-256 {corpus['digest'][:16]}). {_commands(runs)}"
+        f"{corpus['words']:,} whitespace words in {corpus['documents']:,} documents of pack_medium"
+        f"; {_parameters(runs)} parameters. {_commands(runs)}"
     )
     yield ""
-    yield f"| contestant | epochs | seeds | parameters | valid loss | BLiMP | {' | '.join(_FIELDS.values())} |"
-    yield "|---" * (6 + len(_FIELDS)) + "|"
+    yield "| contestant | epochs | seeds | valid loss | pairs | BLiMP |"
+    yield "|---|---|---|---|---|---|"
+    absent: dict[str, list[str]] = {}
     for shape, side, epochs in dict.fromkeys(
         (run["shape"], run["side"], run["epochs"]) for run in (*runs, *details["planned"])
     ):
@@ -120,15 +128,18 @@ def proof(report: Report) -> Iterator[str]:
         planned = sum((run["shape"], run["side"], run["epochs"]) == (shape, side, epochs) for run in details["planned"])
         name = f"{CONTESTANTS[side]}, {shape}"
         if not found:
-            yield f"| {name} | {epochs:g} | 0 of {planned} |" + f" {MISSING} |" * (3 + len(_FIELDS))
+            absent.setdefault(name, []).append(f"{epochs:g}")
             continue
-        fields = [_spread([100.0 * run["fields"][field] for run in found], 1) for field in _FIELDS]
         yield (
-            f"| {name} | {epochs:g} | {len(found)} of {max(planned, len(found))} | {found[0]['parameters']:,} | "
-            f"{_spread([run['loss'] for run in found], 3)} | {_spread([100.0 * run['overall'] for run in found], 1)} "
-            f"({found[0]['pairs']:,} pairs) | {' | '.join(fields)} |"
+            f"| {name} | {epochs:g} | {len(found)} of {max(planned, len(found))} | "
+            f"{_spread([run['loss'] for run in found], 3)} | {found[0]['pairs']:,} | "
+            f"{_spread([100.0 * run['overall'] for run in found], 1)} |"
         )
     yield ""
+    if absent:
+        budgets = (f"{name} after {', '.join(epochs)} epochs" for name, epochs in absent.items())
+        yield f"Planned and {MISSING}: {'; '.join(budgets)}."
+        yield ""
     all_pairs = max((run["pairs"] for run in runs), default=0)
     # Rows of earlier versions have no time.
     if seconds := [run[_SCORING] for run in runs if run["pairs"] == all_pairs and _SCORING in run]:
@@ -144,6 +155,12 @@ def proof(report: Report) -> Iterator[str]:
         yield "![BLiMP by tokens](results/proof.png)"
 
 
+def _parameters(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The smallest and the largest number of parameters, in millions."""
+    numbers = [run["parameters"] / 1e6 for run in runs]
+    return " to ".join(dict.fromkeys(f"{pick(numbers):.2f}M" for pick in (min, max)))
+
+
 def fills(report: Report) -> Iterator[str]:
     """Hit rates, and what both encoders fill in."""
     found = report["details"]["fills"]
@@ -152,7 +169,7 @@ def fills(report: Report) -> Iterator[str]:
         return
     yield (
         f"Encoders of the proof table after {_epochs(found['epochs'])}, seed {found['seed']}. Hits on {found['masks']} "
-        "held-out masks, one word in a sentence each:"
+        f"held-out masks, one word in a sentence each; results/proof.json has {len(found['shown'])} of these:"
     )
     yield ""
     yield "| | right word first | among the five likeliest |"
@@ -160,9 +177,7 @@ def fills(report: Report) -> Iterator[str]:
     for name, rates in found["hits"].items():
         yield f"| {CONTESTANTS.get(name, _UNIGRAM)} | {rates['top_1']:.1%} | {rates['top_5']:.1%} |"
     yield ""
-    yield from _guesses("sentence", found["sentences"])
-    yield ""
-    yield from _guesses("held-out text", found["shown"])
+    yield from _guesses("sentence", found["sentences"][:NUM_SENTENCES])
 
 
 def _guesses(title: str, found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -198,7 +213,7 @@ def language(report: Report) -> Iterator[str]:
     yield "[More](tests/benchmarks/README.md#what-encoders-fill-in)."
 
 
-NUM_FRONT_SENTENCES = 2
+NUM_FRONT_SENTENCES, NUM_SENTENCES = 2, 5
 _UNIGRAM = "the most frequent words"
 
 
@@ -230,31 +245,29 @@ def ablations(report: Report) -> Iterator[str]:
     runs, planned = ([run for run in details[name] if run["corpus"] != EPOCH] for name in ("runs", "planned"))
     corpora = list(dict.fromkeys(run["corpus"] for run in planned))
     yield (
-        "Valid loss, mean over the seeds with their range, each at its best learning rate; then the mean difference "
-        f"from the default over the seeds that both have. {_commands(runs)}"
+        f"Valid loss after equal tokens: mean and range of {NUM_SEEDS} seeds at the best learning rate. The difference "
+        f"from the default is the mean over the seeds of both. {_commands(runs)}"
     )
     yield ""
-    titles = (f"{corpus} | difference | rate, CPU s" for corpus in corpora)
-    yield f"| variant | equal | {' | '.join(titles)} |"
-    yield "|---" * (2 + 3 * len(corpora)) + "|"
+    yield f"| variant | {' | '.join(f'{corpus} | difference' for corpus in corpora)} |"
+    yield "|---" * (1 + 2 * len(corpora)) + "|"
     later = [(name, "tokens") for name in details.get("variants", ())]  # planned once the default's rate is known
     for variant, equal in dict.fromkeys([*((run["variant"], run["equal"]) for run in planned), *later]):
         cells = []
         for corpus in corpora:
             best = _at_best_rate(runs, variant, equal, corpus)
             if not best:
-                cells += [MISSING, "", ""]
+                cells += [MISSING, ""]
                 continue
             default = {run["seed"]: run["loss"] for run in _at_best_rate(runs, "default", "tokens", corpus)}
             differences = [run["loss"] - default[run["seed"]] for run in best if run["seed"] in default]
             is_other = variant != "default" and bool(differences)
-            seconds = statistics.median(run["cpu_seconds"] for run in best)
             cells += [
-                f"{_spread([run['loss'] for run in best], 3)} ({len(best)} of 3 seeds)",
+                _spread([run["loss"] for run in best], 3)
+                + (f" ({len(best)} of {NUM_SEEDS} seeds)" if len(best) < NUM_SEEDS else ""),
                 f"{statistics.mean(differences):+.3f}" if is_other else "",
-                f"{best[0]['learning_rate']:g}, {seconds:.0f}",
             ]
-        yield f"| {variant} | {equal} | {' | '.join(cells)} |"
+        yield f"| {variant}{', equal time' if equal == 'time' else ''} | {' | '.join(cells)} |"
     yield ""
     better = ", ".join(_better_than_default(runs, corpora)) or "none"
     yield f"Below the default on every corpus by more than the range of the default's seeds: {better}."
@@ -288,8 +301,9 @@ def masking(report: Report) -> Iterator[str]:
     runs = details["runs"]
     yield f"Means over the seeds (lowest to highest). {_commands(runs)}"
     yield ""
-    yield "| length | masked | seeds | valid loss | minimal pairs, % | SST-2, % | CPU s |"
-    yield "|---|---|---|---|---|---|---|"
+    scored = {name: title for name, title in _SCORES.items() if any(name in run for run in runs)}
+    yield f"| length | masked | seeds | valid loss | {''.join(f'{title} | ' for title in scored.values())}CPU s |"
+    yield "|---" * (5 + len(scored)) + "|"
     better = []
     for length in dict.fromkeys(run["length"] for run in [*details["planned"], *runs]):
         of_length = [run for run in runs if run["length"] == length]
@@ -298,10 +312,7 @@ def masking(report: Report) -> Iterator[str]:
             found = [run for run in of_length if run["variant"] == variant]
             if not found:
                 continue
-            scores = [
-                _spread([100 * run[name] for run in found], 1) if name in found[0] else ""
-                for name in ("overall", "accuracy")
-            ]
+            scores = [_spread([100 * run[name] for run in found], 1) if name in found[0] else "" for name in scored]
             losses = [run["loss"] for run in found]
             seconds = statistics.median(run["cpu_seconds"] for run in found)
             cells = [length, variant, f"{len(found)} of 3", _spread(losses, 3), *scores, f"{seconds:.0f}"]
@@ -314,14 +325,17 @@ def masking(report: Report) -> Iterator[str]:
     yield f"Loss below the default's by more than the range of its seeds: {', '.join(better) or 'none'}."
 
 
+_SCORES = {"overall": "minimal pairs, %", "accuracy": "SST-2, %"}
+
+
 def adoption(report: Report) -> Iterator[str]:
     """The loss at the start of each adopted model; then the tokens after which it has the loss of one from nothing."""
     details = report["details"]
     runs, goals = details["runs"], details.get("goals", {})
     yield (
-        "Differences of the valid loss from that of the encoder that is adopted, before any step, beside the one that "
-        "was aimed at (at most 0.15 more). Then the loss of training from nothing, and that of the adopted model after "
-        f"fewer tokens, which is reached if it is not higher. Means (lowest to highest seed). {_commands(runs)}"
+        "Start: the valid loss minus that of the adopted encoder; the aim allows 0.15 more. Then the loss of training "
+        "from nothing, and that of the adopted model after fewer tokens, which should not be higher. "
+        f"Means (lowest to highest seed). {_commands(runs)}"
     )
     yield ""
     yield "| adopted | start | aim | reached | from nothing | adopted, after | reached |"
@@ -442,6 +456,22 @@ def retrieval(report: Report) -> Iterator[str]:
     yield f"| words in common (tf-idf) | {runs[0]['tf_idf']:.3f} | | | | |"
 
 
+def downstream(report: Report) -> Iterator[str]:
+    """Accuracy by task and labeled rows: from scratch, frozen and in full, each with the range of its seeds."""
+    yield f"Accuracy in %: the mean of the seeds (lowest to highest). {measured(report)}"
+    yield ""
+    yield f"| task | {' | '.join(_WAYS.values())} |"
+    yield "|---" * (1 + len(_WAYS)) + "|"
+    for task, found in report["details"]["tasks"].items():
+        cells = (
+            _spread([100.0 * fit["scores"]["accuracy"] for fit in found["variants"][way]["fits"]], 1) for way in _WAYS
+        )
+        yield f"| {task} | {' | '.join(cells)} |"
+
+
+_WAYS = {"scratch": "from scratch", "frozen": "pretrained, frozen", "full": "pretrained, in full"}
+
+
 def _accuracy(runs: Sequence[Mapping[str, Any]]) -> str:
     """Mean and standard deviation over the seeds; text without sections of a code of law has no labels."""
     scores = [run["accuracy"] for run in runs if run["accuracy"] is not None]
@@ -450,6 +480,7 @@ def _accuracy(runs: Sequence[Mapping[str, Any]]) -> str:
     return f"{statistics.mean(scores):.1f}%" + (f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else "")
 
 
+NUM_SEEDS = 3
 EPOCH = "one epoch of 10 million words"
 """Corpus of the rows of `ablations.py` that train for an epoch."""
 
@@ -491,8 +522,9 @@ def _commands(runs: Sequence[Mapping[str, Any]]) -> str:
     """Machine, dates, loads and commits of several runs."""
     dates = sorted({run["date"] for run in runs})
     loads = [run["load_average"] for run in runs]
-    commits = ", ".join(dict.fromkeys(run["commit"] for run in runs))
+    commits = list(dict.fromkeys(run["commit"] for run in runs))
+    named = ", ".join(commits) if len(commits) <= 3 else f"{commits[0]} to {commits[-1]}"
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     load = f"{min(loads):.1f}" if min(loads) == max(loads) else f"{min(loads):.1f} to {max(loads):.1f}"
-    cpus = ", ".join(dict.fromkeys(run["cpu"] for run in runs))
-    return f"{cpus}, one thread, {when}, load average {load}, commit {commits}."
+    cpus = ", ".join(dict.fromkeys(short_name(run["cpu"]) for run in runs))
+    return f"{cpus}, one thread, {when}, load average {load}, commit {named}."

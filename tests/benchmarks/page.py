@@ -1,10 +1,11 @@
-"""The generated parts of the pages: from `<!-- benchmarks: NAME -->` to its end, written from results/*.json.
+"""The generated parts of the pages: from `<!-- benchmarks: NAME -->` to `<!-- end -->`, written from results/*.json.
 
 Every figure in them comes from a report. A NAME is that of a benchmark, whose rows become a table, or one of `BLOCKS`.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = (REPOSITORY / "README.md", REPOSITORY / "tests" / "benchmarks" / "README.md")
 Reports = Mapping[str, Report]
 """By name of the benchmark."""
-_BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n)(.*?)(<!-- end of benchmarks: \2 -->\n)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
 
 def load_reports(folder: Path) -> dict[str, Report]:
@@ -52,26 +53,118 @@ def made(name: str, found: Reports) -> str:
         raise UserError(
             f"unknown benchmark block {name}", fix=f"use one of {', '.join(makers)}", code="unknown-benchmark-block"
         )
-    return "\n".join(makers[name](found)) + "\n"
+    return "\n".join(makers[name](found)).replace("|  |", "| |").replace("|  |", "| |") + "\n"
 
 
 def table(benchmark: Benchmark, found: Reports) -> Iterator[str]:
-    """The rows of a benchmark, with what it measures, machine, date, load average and command."""
+    """The rows of a benchmark, with what it measures, runs, machine, date, load average and command.
+
+    What all rows have in common stands in the title, and what does not change from a row to the next is not repeated.
+    A row about memory stands on the line of its name.
+    """
     report, measures = needed(found, benchmark.name), benchmark.measures
-    yield f"{measures[0].upper()}{measures[1:]}. {measured(report)}"
+    all_rows = rows_of(report)
+    yield f"{measures[0].upper()}{measures[1:]}. {_runs(all_rows)} {measured(report)}"
     yield ""
-    rows = rows_of(report)
-    if all(row.peer is None for row in rows):
-        yield "| | | runs |"
-        yield "|---|---|---|"
-        for row in rows:
-            yield f"| {row.name} | {figure(row.ours)} {row.unit} | {row.runs} |"
-        return
-    yield "| | ours | compared with | | times better | range | runs |"
-    yield "|---|---|---|---|---|---|---|"
+    named = {_line_of(row): row for row in all_rows if not _MEMORY.search(row.name)}
+    memory = {_line_of(row): row for row in all_rows if _MEMORY.search(row.name) and _line_of(row) in named}
+    rows = [row for row in all_rows if row not in memory.values()]
+    peers = {row.peer_name for row in rows if row.peer_name}
+    title = _common([row.name for row in rows])
+    columns = {
+        "ours": True,
+        f"compared with{f' {min(peers)}' if len(peers) == 1 else ''} | times better": bool(peers),
+        "range": any(row.range for row in rows),
+        "memory": bool(memory),
+        "of the peer | times better": any(row.peer for row in memory.values()),
+    }
+    titles = " | ".join(name for name, is_shown in columns.items() if is_shown)
+    yield f"| {title.rstrip(', ')} | {titles} |"
+    yield "|---" * (1 + len(titles.split(" | "))) + "|"
+    before = None
     for row in rows:
-        peer = " | | " if row.peer is None else f"{figure(row.peer)} {row.unit} | {row.peer_name} | {figure(row.ratio)}"
-        yield f"| {row.name} | {figure(row.ours)} {row.unit} | {peer} | {row.range} | {row.runs} |"
+        other = memory.get(_line_of(row))
+        cells = [*_figures(row, len(peers) > 1), _range(row), *(_figures(other, False) if other else ("", "|"))]
+        is_same = before is not None and (before.name, before.ours) == (row.name, row.ours)
+        if is_same:
+            cells[0] = cells[3] = ""
+        shown = [cell for cell, is_shown in zip(cells, columns.values(), strict=True) if is_shown]
+        yield f"| {'' if is_same else row.name.removeprefix(title)} | {' | '.join(shown)} |"
+        before = row
+
+
+_MEMORY = re.compile(r"^memory of a |, (?:largest process|memory)$")
+
+
+def _line_of(row: Row) -> tuple[str, str | None]:
+    """What a row and one about its memory have in common: the name, but for a part in brackets, and the peer."""
+    return _MEMORY.sub("", row.name).partition(" (")[0], row.peer_name
+
+
+def _common(names: Sequence[str]) -> str:
+    """The words that all names begin with, which another word follows in each."""
+    words = [name.split(" ")[:-1] for name in names]
+    common = itertools.takewhile(lambda each: len(set(each)) == 1, zip(*words, strict=False))
+    return "".join(f"{each[0]} " for each in common) if len(names) > 1 else ""
+
+
+def _figures(row: Row, names_peer: bool) -> tuple[str, str]:
+    """Cells of ours, and of the peer with the ratio."""
+    peer = "|" if row.peer is None else f"{row.peer_name}: " * names_peer + f"{figure(row.peer)} | {figure(row.ratio)}"
+    return f"{figure(row.ours)} {row.unit}", peer
+
+
+def _range(row: Row) -> str:
+    """The range of the ratios; the names of texts and presets stay, those of seeds do not."""
+    return re.sub(r" \(seed \d+\)|, seed \d+", "", row.range)
+
+
+def _runs(rows: Sequence[Row]) -> str:
+    numbers = sorted({row.runs for row in rows})
+    if numbers == [1]:
+        return "One run."
+    return f"Medians of {' to '.join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))} runs."
+
+
+def worse(found: Reports) -> Iterator[str]:
+    """Every row in which a peer is better on at least one text, preset or seed."""
+    yield "| task | peer | times better | range |"
+    yield "|---|---|---|---|"
+    before = ""
+    for row in compared_rows(found):
+        ratio, peer = row.ratio, str(row.peer_name)
+        assert ratio is not None
+        if min([ratio, *row.ratios.values()]) < 1 and not peer.startswith("this project"):
+            yield f"| {'' if row.name == before else row.name} | {peer} | {figure(ratio)} | {row.range} |"
+            before = row.name
+
+
+def roofline(report: Report) -> Iterator[str]:
+    """Predicted tokens/s and MFU by preset and device; then what they are compared with."""
+    predictions, fusion = report["details"]["predictions"], report["details"]["fusion"]
+    yield f"Tokens/s (MFU), and at the lower rates of the kernels. {measured(report)}"
+    yield ""
+    devices = list(next(iter(predictions.values())))
+    yield f"| preset at length | {' | '.join(f'{device} | lower rates' for device in devices)} |"
+    yield "|---" * (1 + 2 * len(devices)) + "|"
+    for name, by_device in predictions.items():
+        sides = (by_device[device][side] for device in devices for side in ("now", "now_slow"))
+        cells = (f"{side['tokens_per_second']:,.0f} ({side['mfu']:.0%})" for side in sides)
+        yield f"| {name} | {' | '.join(cells)} |"
+    yield ""
+    for name, speed in report["details"]["published"].items():
+        share = speed / predictions[name]["H100"]["now"]["tokens_per_second"]
+        yield (
+            f"Measured and published for {name} on an H100: {speed:,.0f} tokens/s, {share:.0%} of the prediction. "
+            "Expect real speeds below the table's."
+        )
+        yield ""
+    counts: dict[str, list[str]] = {}
+    for preset, sides in fusion.items():
+        compiled, eager = (sides[side]["elementwise_kernels"] for side in ("compiled", "eager"))
+        counts.setdefault(f"{compiled:.0f} instead of {eager:.0f}", []).append(preset)
+    told = (f"{count} ({', '.join(presets)})" for count, presets in counts.items())
+    yield f"Elementwise kernels of a block, compiled instead of eager: {', '.join(told)}."
 
 
 def needed(found: Reports, name: str) -> Report:
@@ -158,8 +251,10 @@ def _of(name: str, lines: Callable[[Report], Iterator[str]]) -> Callable[[Report
 
 BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
     "summary": summary,
+    "worse": worse,
     "language": _of("proof", language_tables.language),
     "peers_preparation": _of("peers_preparation", preparation_tables.preparation),
+    "roofline": _of("roofline", roofline),
     "speedrun": _of("speedrun", language_tables.speedrun),
     "proof": _of("proof", language_tables.proof),
     "fills": _of("proof", language_tables.fills),
@@ -170,4 +265,5 @@ BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
     "distillation": _of("distillation", language_tables.distillation),
     "domain": _of("domain", language_tables.domain),
     "retrieval": _of("retrieval", language_tables.retrieval),
+    "downstream": _of("downstream", language_tables.downstream),
 }

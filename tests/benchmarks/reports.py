@@ -162,7 +162,15 @@ def _without_folder(word: str) -> str:
 def measured(report: Report) -> str:
     """Machine, date, load average and command, for the caption of a table."""
     when = f"{report['date']}, load average {report['machine']['load_average']:.1f}"
-    return f"{machine_of(report)}, {when}. `{report['command']}`"
+    return f"{machine_of(report)}, {when}. `{_named(report['command'])}`"
+
+
+def _named(command: str) -> str:
+    """A command whose texts NAME=FILES are given as NAME; the result file has the files."""
+    return " ".join(
+        f"{name}=..." if "gz" in files or "csv" in files else word
+        for word, (name, _, files) in ((word, word.partition("=")) for word in command.split(" "))
+    )
 
 
 def machine_of(report: Report) -> str:
@@ -170,7 +178,12 @@ def machine_of(report: Report) -> str:
     machine = report["machine"]
     sets = [name for name in machine.get("instruction_sets", ()) if name not in _IMPLIED]
     told = f" with {', '.join(sets)}" if sets else ""
-    return f"{machine['cores']} cores of {machine['cpu']}{told}"
+    return f"{machine['cores']} cores of {short_name(machine['cpu'])}{told}"
+
+
+def short_name(cpu: str) -> str:
+    """The name of a processor without its marks."""
+    return cpu.replace("(R)", "").removesuffix(" Processor")
 
 
 def figure(value: float | None) -> str:

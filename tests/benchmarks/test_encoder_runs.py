@@ -11,6 +11,7 @@ import runpy
 import subprocess
 import sys
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -262,6 +263,38 @@ def test_labels_of_law_come_from_the_path_and_are_not_in_the_text(scripts: Any, 
         (2, 0, 0),
     ]
     assert [(run.seed, run.rate) for run in plan[9:]] == [(1, 3e-4), (1, 3e-3)] and len({*plan}) == len(plan)
+
+
+def test_few_labels_are_drawn_alike_for_every_encoder(scripts: Any) -> None:
+    script = scripts("domain")
+    labels = [f"title {number % 3}" for number in range(60)] + ["title 3"] * 2
+    drawn = script["draw"](labels, 4, 1)
+    assert Counter(labels[number] for number in drawn) == {"title 0": 4, "title 1": 4, "title 2": 4, "title 3": 2}
+    assert drawn == script["draw"](labels, 4, 1) != script["draw"](labels, 4, 2)
+    generator = np.random.default_rng(3)
+    centers = generator.normal(size=(4, 8))
+    vectors = np.stack([centers[int(label[-1])] for label in labels]) + generator.normal(size=(62, 8)) / 50
+    assert script["probe"](vectors[drawn], [labels[n] for n in drawn], vectors, labels) == 100.0
+    assert script["probe"](vectors[drawn], [labels[n] for n in drawn], vectors[:1], ["title 1"]) == 0.0
+
+
+def test_an_encoder_is_extended_by_the_preset_and_compared_at_equal_tokens(scripts: Any) -> None:
+    script = scripts("extension")
+    before, extended, start = (
+        load_config(recipe.preset, [*recipe.settings, f"training.max_steps={recipe.steps}", "data.shards=shards"])
+        for recipe in (script["recipe_of"](way, 8192, 1000, 200, "model") for way in script["WAYS"])
+    )
+    assert [(stage.steps, stage.sequence_length) for stage in before.stages] == [(1000, 128)]
+    assert [(stage.steps, stage.sequence_length) for stage in extended.stages] == [(160, 512), (40, 512)]
+    assert [(stage.steps, stage.sequence_length) for stage in start.stages] == [(1200, 512)]
+    assert extended.init_from == "model" and extended.adopt == ("rope", "positions")
+    bases = [each.model.global_rope_theta for each in (before, extended, start)]
+    assert bases == [10_000, 160_000, 160_000] and extended.model == start.model.model_copy(
+        update={"output_bias": "zeros"}
+    )
+    assert {stage.global_batch_tokens for each in (before, extended, start) for stage in each.stages} == {2048}
+    plan = script["plan"](3)
+    assert len({*plan}) == len(plan) == 9 and [run.way for run in plan[:3]] == [*script["WAYS"]]
 
 
 def test_missing_rows_are_measured_and_rows_of_other_settings_are_not_mixed(scripts: Any, tmp_path: Path) -> None:

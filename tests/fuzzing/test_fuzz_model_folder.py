@@ -22,7 +22,8 @@ from tests.fuzzing.sealed import damaged_tensors
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
 from tests.support.tiny_hugging_face import build
 from trainer.finetuning.examples import Examples
-from trainer.finetuning.fitted_model import FitFacts, FittedModel, read_facts
+from trainer.finetuning.fitted_card import FitFacts
+from trainer.finetuning.fitted_model import FittedModel, read_facts
 from trainer.inference.embedding import Embedder
 from trainer.inference.fill_mask import FillMask
 from trainer.inference.next_sentence import NextSentence

@@ -28,7 +28,8 @@ from tests.test_layout import REPOSITORY
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Experiment, make_model
 from trainer.finetuning.finetune_settings import FinetuneSettings
-from trainer.finetuning.fitted_model import FitFacts, save_fitted_model
+from trainer.finetuning.fitted_card import FitFacts
+from trainer.finetuning.fitted_model import save_fitted_model
 from trainer.finetuning.task_data import encode_task, make_task
 from trainer.hf_export import onnx_export
 from trainer.inference.preprocessor import Preprocessor, load_text_tokenizer

@@ -133,3 +133,19 @@ def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_reported(tmp_pat
     ):
         done = fork_server.run([SCRIPT, *words], tmp_path, os.environ | {"PYTHONPATH": str(REPOSITORY)})
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_start_without_pdsh_or_without_the_first_host_is_one_paragraph(tmp_path):
+    (tmp_path / "hosts").write_text("node.invalid slots=1\nother.invalid slots=1\n")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "ssh").write_text("#!/bin/sh\necho 'Host key verification failed.' >&2\nexit 255\n")
+    (programs / "ssh").chmod(0o755)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "PATH": str(programs)}
+    words = [SCRIPT, "--hostfile", "hosts", "--", "--config", "tiny_cpu"]
+    done = fork_server.run(words, tmp_path, environment)
+    assert done.returncode == 2 and "[missing-pdsh]" in done.stderr and "Traceback" not in done.stderr
+    (programs / "pdsh").symlink_to("/bin/true")
+    done = fork_server.run(words, tmp_path, environment)
+    assert done.returncode == 76 and "Traceback" not in done.stderr
+    assert "Host key verification failed. Fix: make `ssh node.invalid hostname -I` work" in done.stderr

@@ -1,14 +1,17 @@
 """Walks: pages whose files are written and whose commands run in order, with the output that the page shows.
 
 A block of a page that begins with a comment `# NAME`, such as `# corpus.yaml`, is the file NAME. A block of text with
-lines `$ COMMAND` runs them; what follows a command is its output. `...` as a line stands for any lines, and at the end
-of a line for any characters. Numbers and digests compare by their shape, because machines and versions differ.
+lines `$ COMMAND` runs them; what follows a command is its output. `$ export NAME=VALUE` is for all commands after it.
+`...` as a line stands for any lines, and at the end of a line for any characters. Numbers, digests and the results of
+`clozeworks compare` compare by their shape, because machines and versions differ. Where `any_words` is set, words do
+too: what a model says depends on its training, and only the layout stays.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,7 +21,10 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# ([\w-]+\.\w+)\n")
+_NUMBER = re.compile(r"\W*0\W*")
 _ANY = "..."
+_SIGN = re.compile(r"(?<!\S)[+-](?=\d)")
+_RESULT = re.compile(r"\b(?:better|worse|not clear)$")
 
 
 @dataclass(frozen=True)
@@ -48,23 +54,27 @@ def steps_of(page: str) -> Iterator[File | Command]:
                 yield Command(line, tuple(shown.splitlines()))
 
 
-def walk(page: Path, folder: Path, variables: Mapping[str, str] | None = None) -> None:
+def walk(page: str, folder: Path, variables: Mapping[str, str] | None = None, any_words: bool = False) -> None:
     """Take every step of a page in a folder; raise AssertionError for the first that fails or prints something else."""
     programs = folder.parent / f"{folder.name}-programs"
     programs.mkdir()
-    for name, start in (("clozeworks", f"{sys.executable} -m launch"), ("python", sys.executable)):
-        (programs / name).write_text(f'#!/bin/sh\nexec {start} "$@"\n', encoding="utf-8")
+    for name, start in (("clozeworks", f"{sys.executable} -P -m launch"), ("python", sys.executable)):
+        path = f'PYTHONPATH="{REPOSITORY}:$PYTHONPATH"'  # that of the page comes after it
+        (programs / name).write_text(f'#!/bin/sh\n{path} exec {start} "$@"\n', encoding="utf-8")
         (programs / name).chmod(0o755)
     environment = os.environ | {
-        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(REPOSITORY),
         **(variables or {}),
     }
-    steps = list(steps_of(page.read_text(encoding="utf-8")))
-    assert any(isinstance(step, Command) for step in steps), f"{page.name} has no command"
+    steps = list(steps_of(page))
+    assert any(isinstance(step, Command) for step in steps), "the page has no command"
     for step in steps:
         if isinstance(step, File):
             (folder / step.name).write_text(step.text, encoding="utf-8")
+            continue
+        if step.line.startswith("export "):
+            environment |= dict(word.split("=", 1) for word in shlex.split(step.line)[1:])
             continue
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", step.line],
@@ -76,11 +86,11 @@ def walk(page: Path, folder: Path, variables: Mapping[str, str] | None = None) -
             timeout=600,
         )
         assert done.returncode == 0, f"$ {step.line}\n{done.stdout}"
-        missing = first_missing(step.shown, done.stdout.splitlines())
+        missing = first_missing(step.shown, done.stdout.splitlines(), any_words)
         assert missing is None, f"$ {step.line}\nthe page shows: {missing}\nthe command printed:\n{done.stdout}"
 
 
-def first_missing(shown: tuple[str, ...] | list[str], printed: list[str]) -> str | None:
+def first_missing(shown: tuple[str, ...] | list[str], printed: list[str], any_words: bool = False) -> str | None:
     """Return the first line of a page that an output does not have at its place; None if it has all, and no others."""
     position, skips = 0, False
     for line in shown:
@@ -88,20 +98,25 @@ def first_missing(shown: tuple[str, ...] | list[str], printed: list[str]) -> str
             skips = True
             continue
         places = range(position, len(printed) if skips else min(position + 1, len(printed)))
-        place = next((place for place in places if _is_shown(line, printed[place])), None)
+        place = next((place for place in places if _is_shown(line, printed[place], any_words)), None)
         if place is None:
             return line
         position, skips = place + 1, False
     return None if skips or position == len(printed) else f"nothing after this, but came {printed[position]!r}"
 
 
-def _is_shown(line: str, printed: str) -> bool:
+def _is_shown(line: str, printed: str, any_words: bool) -> bool:
     if line.endswith(_ANY):
-        return _shape(printed).startswith(_shape(line.removesuffix(_ANY)))
-    return _shape(printed) == _shape(line)
+        return _shape(printed, any_words).startswith(_shape(line.removesuffix(_ANY), any_words))
+    return _shape(printed, any_words) == _shape(line, any_words)
 
 
-def _shape(line: str) -> str:
+def _shape(line: str, any_words: bool) -> str:
     """A line without the values of its numbers and digests, and without the width of its columns."""
+    line = _SIGN.sub("", _RESULT.sub("RESULT", line))
     line = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "HEX", line)
-    return re.sub(r" {2,}", " ", re.sub(r"\d+(?:[.,:]\d+)*", "0", line)).strip()
+    line = re.sub(r" {2,}", " ", re.sub(r"\d+(?:[.,:]\d+)*", "0", line)).strip()
+    if not any_words:
+        return line
+    words = re.sub(r" \([^()]*\)$", "", line).split()  # a remark at the end depends on the word
+    return " ".join("0" if _NUMBER.fullmatch(word) else "WORD" for word in words)

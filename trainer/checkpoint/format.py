@@ -76,7 +76,7 @@ class TrainState(_Record):
         (), description="how the initial weights were made of those of init_from; empty where nothing was adopted"
     )
     teachers: tuple[str, ...] = Field(
-        (), description="sha256 of every teacher of the weights, in order; `data.teacher` is the last"
+        (), description="sha256 of every teacher of the weights, in order, those of init_from first"
     )
 
     @model_validator(mode="before")

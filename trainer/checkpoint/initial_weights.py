@@ -44,7 +44,7 @@ from trainer.config.run_config import Adoptable, RunConfig
 from trainer.config.stages import ROPE_BASES
 from trainer.distributed.process_group import Ranks, broadcast_object
 from trainer.model.hugging_face import family_in_transformers, from_hugging_face
-from trainer.model.model_folder import data_lineage, read_provenance
+from trainer.model.model_folder import data_lineage, read_provenance, teachers
 from trainer.model.pretrained import Opened, load_config, open_pretrained, weight_files
 from trainer.objectives.pretraining import PretrainingModel
 
@@ -110,6 +110,8 @@ class InitialWeights(NamedTuple):
     """Manifest digests of the data that the weights saw; empty if the provenance has none."""
     adopted: tuple[str, ...] = ()
     """How the weights were made of others, a line for each item of `adopt`."""
+    teachers: tuple[str, ...] = ()
+    """sha256 of every teacher of the weights, in order; empty if the provenance has none."""
 
 
 class _Checked(NamedTuple):
@@ -131,6 +133,7 @@ class _Found(NamedTuple):
     """Tensors of the checkpoint of which nothing is used, by transformers' names."""
     data_lineage: tuple[str, ...] = ()
     adopted: tuple[str, ...] = ()
+    teachers: tuple[str, ...] = ()
     note: str | None = None
     error: UserError | None = None
 
@@ -171,7 +174,8 @@ def load_initial_weights(
     count, *others = _describe_tensors(rows, parameters, outcome.dropped)
     lines = [f"initializing from {storage.redact(source)}: {count}", *others]
     lines += [f"adopting {line}" for line in outcome.adopted]
-    return InitialWeights(lines + ([outcome.note] if outcome.note else []), outcome.data_lineage, outcome.adopted)
+    lines += [outcome.note] if outcome.note else []
+    return InitialWeights(lines, outcome.data_lineage, outcome.adopted, outcome.teachers)
 
 
 def look_at_initial_weights(
@@ -233,8 +237,9 @@ def _read(model: PretrainingModel, source: str, folder: Path, wanted: Wanted) ->
     if adoption.tokens is not None and wanted.token_counts is not None:
         adoption = adoption._replace(token_counts=wanted.token_counts())
     converted, dropped = _convert(_open(checked, folder), checked, fresh, source)
-    lineage = data_lineage(read_provenance(folder))
-    return _Found(adoption.apply(converted, fresh), dropped, lineage, checked.adopted, checked.note)
+    provenance = read_provenance(folder)
+    origin = data_lineage(provenance), checked.adopted, teachers(provenance)
+    return _Found(adoption.apply(converted, fresh), dropped, *origin, checked.note)
 
 
 def _open(checked: _Checked, folder: Path, headers_alone: bool = False) -> Opened:

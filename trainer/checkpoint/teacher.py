@@ -21,6 +21,7 @@ from data_prep.base.errors import UserError
 from data_prep.base.validation import first_problem
 from data_prep.storage import storage
 from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
+from data_prep.tokenizer.foreign_tokenizer import is_written_again
 from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer
 from trainer.config.families.family import PublishedFamily
 from trainer.config.families.registry import published_families
@@ -39,6 +40,17 @@ _SETTINGS = {"key_value_heads": "num_key_value_heads"}
 _DERIVED = ("attention_kinds", "head_size")
 
 
+OpenTokenizer = Callable[[], Tokenizer]
+"""Returns the tokenizer of the shards."""
+
+
+class _Shards(NamedTuple):
+    """The tokenizer of the shards."""
+
+    fingerprint: str | None
+    open_tokenizer: OpenTokenizer | None
+
+
 class _Found(NamedTuple):
     """The result of reading on rank 0: the architecture, our weights by name and what identifies them, or the error."""
 
@@ -50,17 +62,23 @@ class _Found(NamedTuple):
 
 
 def load_teacher(
-    config: RunConfig, find_folder: Callable[[], Path], tokenizer_fingerprint: str, ranks: Ranks
+    config: RunConfig,
+    find_folder: Callable[[], Path],
+    tokenizer_fingerprint: str,
+    ranks: Ranks,
+    open_tokenizer: OpenTokenizer | None = None,
 ) -> Teacher:
     """Return the teacher of a run on this rank's device, in the precision of the run; all ranks together.
 
-    `find_folder` returns the local folder of `config.teacher`, checked; called on rank 0 alone.
+    `find_folder` returns the local folder of `config.teacher`, checked; called on rank 0 alone. `open_tokenizer`
+    returns the tokenizer of the shards, to compare its files where the fingerprints differ.
 
     Raises:
         UserError: it does not exist, lacks weights, has another tokenizer or too few positions, or is of no family
             that is computed here.
     """
-    own = _read_or_explain(config, find_folder, tokenizer_fingerprint) if ranks.is_first else None
+    shards = _Shards(tokenizer_fingerprint, open_tokenizer)
+    own = _read_or_explain(config, find_folder, shards) if ranks.is_first else None
     found = broadcast_object(own, ranks)
     if found.error is not None:
         raise found.error
@@ -73,17 +91,21 @@ def load_teacher(
 
 
 def look_at_teacher(
-    config: RunConfig, find_folder: Callable[[], Path | None], tokenizer_fingerprint: str | None
+    config: RunConfig,
+    find_folder: Callable[[], Path | None],
+    tokenizer_fingerprint: str | None,
+    open_tokenizer: OpenTokenizer | None = None,
 ) -> ModelSettings | None:
     """Return the architecture of the teacher without loading a weight; None if it exists and is not downloaded.
 
-    `find_folder` returns a folder that may lack the weights. None as the fingerprint compares no tokenizers.
+    `find_folder` returns a folder that may lack the weights. None as the fingerprint compares no tokenizers;
+    `open_tokenizer` is that of `load_teacher`.
 
     Raises:
         UserError: as `load_teacher`, as far as config.json and the tokenizer show it.
     """
     folder = find_folder()
-    return None if folder is None else _check(folder, config, tokenizer_fingerprint)[1]
+    return None if folder is None else _check(folder, config, _Shards(tokenizer_fingerprint, open_tokenizer))[1]
 
 
 def digest_of(folder: Path) -> str:
@@ -94,17 +116,17 @@ def digest_of(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_or_explain(config: RunConfig, find_folder: Callable[[], Path], fingerprint: str) -> _Found:
+def _read_or_explain(config: RunConfig, find_folder: Callable[[], Path], shards: _Shards) -> _Found:
     """Read the teacher, or return the error, which has to reach the ranks that wait for it."""
     try:
-        return _read(config, find_folder(), fingerprint)
+        return _read(config, find_folder(), shards)
     except UserError as error:
         return _Found({}, {}, error=error)
 
 
-def _read(config: RunConfig, folder: Path, fingerprint: str) -> _Found:
+def _read(config: RunConfig, folder: Path, shards: _Shards) -> _Found:
     address = _address(config)
-    family, settings, num_tokens = _check(folder, config, fingerprint)
+    family, settings, num_tokens = _check(folder, config, shards)
     check_not_fine_tuned(folder, address)
     digest = digest_of(folder)
     loaded, missing = load_pretrained(family.masked_lm_class, folder, "a teacher")
@@ -131,10 +153,10 @@ def _read(config: RunConfig, folder: Path, fingerprint: str) -> _Found:
     return _Found(settings.model_dump(), values, num_tokens, digest)
 
 
-def _check(folder: Path, config: RunConfig, fingerprint: str | None) -> tuple[PublishedFamily, ModelSettings, int]:
+def _check(folder: Path, config: RunConfig, shards: _Shards) -> tuple[PublishedFamily, ModelSettings, int]:
     """Check config.json and the tokenizer; return the family, the architecture, and the number of tokens."""
     family, settings = _architecture(folder, config)
-    num_tokens = _check_tokenizer(folder, config, settings, fingerprint)
+    num_tokens = _check_tokenizer(folder, config, settings, shards)
     for stage in config.stages:
         if is_taught(stage.objectives) and stage.sequence_length > settings.max_position_embeddings:
             raise UserError(
@@ -193,7 +215,7 @@ def _period(stated: Mapping[str, Any]) -> int:
     return next(fits, 1)
 
 
-def _check_tokenizer(folder: Path, config: RunConfig, settings: ModelSettings, fingerprint: str | None) -> int:
+def _check_tokenizer(folder: Path, config: RunConfig, settings: ModelSettings, shards: _Shards) -> int:
     """Refuse a teacher whose ids mean other tokens than those of the shards; return the number of tokens."""
     address = _address(config)
     if not any((folder / name).is_file() for name in (INFO_NAME, TOKENIZER_NAME)):
@@ -203,7 +225,9 @@ def _check_tokenizer(folder: Path, config: RunConfig, settings: ModelSettings, f
             code="no-tokenizer-of-teacher",
         )
     tokenizer = Tokenizer.load(folder)
-    if fingerprint is not None and not tokenizer.is_named(fingerprint):
+    fingerprint, open_tokenizer = shards
+    is_same = fingerprint is None or tokenizer.is_named(fingerprint)
+    if not is_same and not (open_tokenizer is not None and is_written_again(tokenizer, open_tokenizer())):
         raise UserError(
             f"{address} has a tokenizer with fingerprint {tokenizer.fingerprint}, and the shards were made with "
             f"{fingerprint}: the same ids are other tokens",

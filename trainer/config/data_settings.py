@@ -72,7 +72,7 @@ class DataSettings(Settings):
     )
     loss_weight: LossWeight = Field(
         "none",
-        description="elbo weights the masked_lm loss of a row by the probability of its number of hidden tokens. "
+        description="weight of a row in the masked_lm loss: elbo is the probability of its number of hidden tokens. "
         "The mean loss then bounds the negative log-likelihood of the text per token (a masked diffusion model). "
         "It needs rates from 0 to 1 (uniform or cosine), mask_share=1 and random_share=0",
     )
@@ -99,7 +99,8 @@ class DataSettings(Settings):
     )
     on_corrupt_shard: Literal["error", "skip"] = Field(
         "error",
-        description="error stops the run at a damaged or missing shard; skip warns, skips its rows and counts them",
+        description="what a damaged or missing shard does: error stops the run; skip warns, skips its rows and counts "
+        "them",
     )
 
     @model_validator(mode="after")

@@ -52,7 +52,8 @@ _WINDOW = 1024  # rows; larger micro-batches are counted in windows of it
 
 class _Named(Settings):
     name: LawName = Field(
-        description="constant or linear over the steps, or a rate drawn for each row: uniform, cosine or bimodal"
+        description="how a row gets its rate: constant or linear over the steps, or drawn for each row (uniform, "
+        "cosine or bimodal)"
     )
 
 
@@ -69,16 +70,16 @@ else:  # `from` is a word of Python
                 _Rate | None,
                 Field(
                     None,
-                    description="linear: masking rate at the first step; uniform and cosine: one end of the range; "
-                    "bimodal: center of the rates of 60% of the rows; by default from mlm_probability",
+                    description="first rate: at the first step (linear), one end of the range (uniform and cosine) or "
+                    "center of the rates of 60% of the rows (bimodal); by default from mlm_probability",
                 ),
             ),
             "to": (
                 _Rate | None,
                 Field(
                     None,
-                    description="linear: masking rate at the last step; uniform and cosine: other end of "
-                    "the range; bimodal: center of the other rates",
+                    description="second rate: at the last step (linear), other end of the range (uniform and cosine) "
+                    "or center of the other rates (bimodal)",
                 ),
             ),
         },

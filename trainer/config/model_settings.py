@@ -54,7 +54,9 @@ class ModelSettings(Settings):
     )
     norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="type of all norms")
     norm_position: Literal["post", "pre"] = Field(
-        "post", description="post: norm after each residual sum; pre: before each sublayer and after the last block"
+        "post",
+        description="place of the norms: after each residual sum (post), or before each sublayer and after the last "
+        "block (pre)",
     )
     embedding_norm: bool = Field(True, description="norm after the embeddings")
     hidden_act: Literal["gelu", "geglu", "swiglu", "relu"] = Field(
@@ -64,7 +66,8 @@ class ModelSettings(Settings):
     bias: bool = Field(True, description="biases in linear layers and LayerNorms; for the MLM decoder see decoder_bias")
     mlm_head: Literal["dense", "linear"] = Field(
         "dense",
-        description="MLM head. dense: linear layer, activation and norm before the decoder; linear: the decoder alone",
+        description="MLM head: linear layer, activation and norm before the decoder (dense), or the decoder alone "
+        "(linear)",
     )
     tie_word_embeddings: bool = Field(
         True, description="the MLM decoder is the matrix of the word embeddings; false: a matrix of its own"
@@ -94,8 +97,9 @@ class ModelSettings(Settings):
     )
     initialization: Literal["normal", "depth_scaled"] = Field(
         "normal",
-        description="normal: one standard deviation for all matrices; depth_scaled: 1 / sqrt(2 num_hidden_layers) of "
-        "it for matrices that write into the residual stream and for the MLM head's dense layer",
+        description="initial weights of matrices: of one standard deviation (normal), or of 1 / sqrt(2 "
+        "num_hidden_layers) of it where they write into the residual stream, and in the MLM head's dense layer "
+        "(depth_scaled)",
     )
     output_bias: Literal["zeros", "frequencies"] = Field(
         "zeros",

@@ -23,7 +23,9 @@ class RegistrySettings(Settings):
         None, description="name of the registered model (exported and checked); by default nothing is registered"
     )
     when: Literal["end", "kept"] = Field(
-        "end", description="end: register the last checkpoint; kept: also those of checkpoint.keep_every_steps"
+        "end",
+        description="which checkpoints are registered: the last one (end), or also those of "
+        "checkpoint.keep_every_steps (kept)",
     )
     alias: str | None = Field(None, description="alias for the newest registered version, such as latest-run")
     promote_to: str | None = Field(
@@ -34,8 +36,8 @@ class RegistrySettings(Settings):
     )
     allow_different_evaluation: bool = Field(
         False,
-        description="let only_if compare versions that were evaluated with other settings, other data or another "
-        "tokenizer; otherwise such a promotion is refused",
+        description="let only_if compare versions that were evaluated differently: with other settings, other data or "
+        "another tokenizer; otherwise such a promotion is refused",
     )
 
     @model_validator(mode="after")

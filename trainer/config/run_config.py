@@ -59,20 +59,20 @@ class RunConfig(Settings):
     )
     adopt: tuple[Adoptable, ...] = Field(
         (),
-        description="list of what may differ between init_from and the run: tokenizer (rows of shared tokens are "
+        description="what may differ between init_from and the run: a list of tokenizer (rows of shared tokens are "
         "copied, others are means), size (layers are repeated, widths tiled), rope (another base), positions "
         "(learned ones are repeated)",
     )
     teacher: PathText | None = Field(
         None,
         min_length=1,
-        description="trained model of the same tokenizer that the objectives distillation and hidden_states compare "
-        "the model with: a Hugging Face directory of a published family, a Hub name, or models:/NAME@ALIAS",
+        description="trained model for the objectives distillation and hidden_states: a Hugging Face directory of a "
+        "published family with the same tokenizer, a Hub name, or models:/NAME@ALIAS",
     )
     model: ModelSettings = ModelSettings()
     objectives: Objectives | None = Field(
         None,
-        description="list of {name, weight, task, settings}: what the model is trained to predict, masked_lm, "
+        description="what the model is trained to predict: a list of {name, weight, task, settings}, masked_lm, "
         "sentence_pairs, causal (alone in its stage), distillation and hidden_states (with teacher, beside masked_lm) "
         "or module:Class of your own; by default masked_lm, and what data.sentence_pairs names",
     )

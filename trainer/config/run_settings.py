@@ -49,8 +49,8 @@ class CheckpointSettings(Settings):
     )
     on_failed_save: Literal["continue", "stop"] = Field(
         "continue",
-        description="continue: warn and keep training with the last good checkpoint (a run without one ends at its "
-        "second failed save); stop: end the run",
+        description="what follows a failed save: a warning, with training on the last good checkpoint (continue; a "
+        "run without one ends at its second failed save), or the end of the run (stop)",
     )
     follow: bool = Field(
         True,
@@ -97,8 +97,9 @@ class EvaluationSettings(Settings):
     mask_unit: MaskUnit = Field("token", description="unit of masking of valid/mlm_* and valid/pair_*")
     masking_rates: Literal["auto", True, False] = Field(
         "auto",
-        description="also measure valid/mlm_loss_at_15, _30, _50 and _80 (percent of the tokens hidden, all by [MASK]) "
-        "and valid/bound_bits_per_byte; auto: if a stage of the run draws its masking rates",
+        description="also measure the loss at other masking rates: valid/mlm_loss_at_15, _30, _50 and _80 (percent of "
+        "the tokens hidden, all by [MASK]) and valid/bound_bits_per_byte; auto: if a stage of the run draws its "
+        "masking rates",
     )
     seed: NonNegativeInt = Field(0, description="seed of the order of rows and of masks in every evaluation")
     sequence_length: PositiveInt | None = Field(

@@ -223,7 +223,7 @@ class TrainingSettings(DurationSettings):
     )
     stages: tuple[StageSettings, ...] = Field(
         (),
-        description="list of {name, duration, data, sequence_length, ...}: parts of the run one after another "
+        description="parts of the run one after another: a list of {name, duration, data, sequence_length, ...} "
         "(settings of an item: configs/README.md)",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
@@ -301,8 +301,9 @@ class DistributedSettings(Settings):
     )
     connect_timeout_seconds: Seconds | None = Field(
         None,
-        description="how long a rank retries at the start to resolve and reach MASTER_ADDR, and to connect the process "
-        "groups; raise it if hosts or DNS names appear much later than others; default: 30 and 1 more per 4 ranks",
+        description="how long a rank retries to connect at the start: to resolve and reach MASTER_ADDR, and to connect "
+        "the process groups; raise it if hosts or DNS names appear much later than others; default: 30 and 1 more per "
+        "4 ranks",
     )
 
     def connect_seconds(self, world_size: int) -> int:

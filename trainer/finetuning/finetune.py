@@ -21,7 +21,7 @@ from trainer.tracking.mlflow_server import server_options
 
 if TYPE_CHECKING:  # these import torch, and wrong arguments are refused before that
     from trainer.finetuning.experiment import Experiment, Fit, VariantResult
-    from trainer.finetuning.fitted_model import FitFacts
+    from trainer.finetuning.fitted_card import FitFacts
     from trainer.registry.registration import Registration
 
 
@@ -192,7 +192,7 @@ def _run_params(experiment: Experiment) -> dict[str, Any]:
 
 
 def _fit_facts(experiment: Experiment, fit: Fit) -> FitFacts:
-    from trainer.finetuning.fitted_model import FitFacts
+    from trainer.finetuning.fitted_card import FitFacts
 
     settings, data = experiment.settings, experiment.data
     of_fit = ("variant", "learning_rate", "seed", "best_epoch", "valid_scores", "scores")

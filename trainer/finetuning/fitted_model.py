@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from data_prep.base.errors import UserError
@@ -23,10 +22,12 @@ from data_prep.storage import storage
 from trainer.config.comparability import examples_fact
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.fit import predict
+from trainer.finetuning.fitted_card import FitFacts, fitted_card
 from trainer.finetuning.task_data import make_task
-from trainer.finetuning.tasks import ExamplePrediction, Task, TaskName
-from trainer.inference.preprocessor import SHORTEST, Preprocessor
+from trainer.finetuning.tasks import ExamplePrediction, Task
+from trainer.inference.preprocessor import Preprocessor
 from trainer.model.model_folder import (
+    CARD_FILE,
     FILES_SHA256,
     FINETUNE_FILE,
     PROVENANCE_FILE,
@@ -39,42 +40,10 @@ from trainer.model.model_folder import (
 from trainer.model.pretrained import load_config, load_pretrained
 from trainer.model.quiet_transformers import quiet_transformers
 
-_SHOWN_NAMES = 30
 HEAD_WEIGHTS = "classifier."
+_INHERITED = ("data_digests", "data_lineage", "teacher", "teachers_sha256")
+"""Fields of the encoder's provenance that hold for a model fitted from it."""
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")
-
-
-@dataclass(frozen=True)
-class FitFacts:
-    """Origin of a fitted model; finetune.json."""
-
-    task: TaskName
-    base_model: str
-    """As the user named it: models:/NAME@ALIAS or a folder's name."""
-    variant: str
-    text_column: str
-    pair_column: str | None
-    label_column: str
-    max_length: Annotated[int, Field(ge=SHORTEST)]
-    learning_rate: float
-    seed: int
-    best_epoch: int
-    num_examples: dict[str, int]
-    valid_scores: dict[str, float]
-    scores: dict[str, float]
-    scored_on: str
-    train_sha256: str
-    scored_sha256: str | None = None
-    """Digest of the examples that `scores` were measured on, by `Files.examples_sha256`."""
-    quoting: bool = True
-    """Whether quotation marks in the tables enclose cells."""
-    baseline: str = ""
-    """What the yardstick of the scores predicts."""
-    baseline_scores: dict[str, float] = field(default_factory=dict)
-    pooling: str | None = None
-    """For embedding: `mean` or `cls`."""
-    matryoshka: list[int] = field(default_factory=list)
-    """For embedding: sizes to which vectors may be cut."""
 
 
 def read_facts(folder: Path) -> FitFacts | None:
@@ -108,7 +77,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
             "mlflow_run_id": run_id,
             "tokenizer_fingerprint": base.get("tokenizer_fingerprint"),
             # The fitted model has seen the data of its encoder: `register --trained-on` must find both.
-            **{name: base[name] for name in ("data_digests", "data_lineage") if name in base and not is_scratch},
+            **{name: base[name] for name in _INHERITED if name in base and not is_scratch},
             "scores": {f"{facts.scored_on}/{name}": value for name, value in facts.scores.items()},
             "evaluation": {"task": facts.task}
             | ({examples_fact(facts.scored_on): facts.scored_sha256} if facts.scored_sha256 else {}),
@@ -118,7 +87,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
         }
         _write_json(output / PROVENANCE_FILE, provenance)
         names = make_task(facts.task, [str(name) for _, name in sorted((model.config.id2label or {}).items())]).names
-        (output / "README.md").write_text(_card(facts, names), encoding="utf-8")
+        (output / CARD_FILE).write_text(fitted_card(facts, names), encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"{output} cannot be written ({error.strerror or error})",
@@ -192,64 +161,6 @@ def _task_of(config: PreTrainedConfig, folder: Path) -> str:
     if architecture.endswith("ForQuestionAnswering"):
         return "question_answering"
     raise not_fine_tuned(f"{folder} is of class {architecture}, which was not fine-tuned for a task")
-
-
-def _card(facts: FitFacts, names: Sequence[str]) -> str:
-    base = facts.base_model.removeprefix("models:/").removeprefix("runs:/")
-    task = facts.task.replace("_", " ")
-    tag = {name: name.replace("_", "-") for name in ("token_classification", "question_answering")}
-    tag["embedding"] = "sentence-similarity"
-    library = "sentence-transformers" if facts.task == "embedding" else "transformers"
-    long = make_task(facts.task).of_long_texts
-    beside = {metric: f" ({facts.baseline}: {value:.4g})" for metric, value in facts.baseline_scores.items()}
-    scores = "\n".join(
-        f"- {metric} on {facts.scored_on}: {value:.4g}{beside.get(metric, '')}"
-        for metric, value in facts.scores.items()
-    )
-    counts = ", ".join(f"{count:,} {part}" for part, count in facts.num_examples.items())
-    return (
-        f"---\nlibrary_name: {library}\npipeline_tag: {tag.get(facts.task, 'text-classification')}\n"
-        f"tags:\n- clozeworks\n---\n\n# {base}, fine-tuned for {task}\n\n"
-        f"`{facts.base_model}`, fine-tuned for {task} with clozeworks ({facts.variant}, learning "
-        f"rate {facts.learning_rate:g}, seed {facts.seed}, epoch {facts.best_epoch}).\n\n"
-        f"## Scores\n\n{scores}\n\nExamples: {counts}. Texts longer than {facts.max_length} tokens: {long}.\n\n"
-        f"## Answers and limits\n\n{_limits(facts, names)}\n\n"
-        "The model knows only the task and language of its training examples, and repeats their errors and biases. "
-        "`provenance.json` has its origin, `finetune.json` how it was fine-tuned.\n"
-    )
-
-
-_ANSWERS = {
-    "classification": "A text has exactly one class",
-    "multilabel_classification": "A text has each class whose probability is at least 0.5, perhaps none",
-    "pair_classification": "A pair of texts has exactly one class",
-    "regression": "The answer is a number in the unit of the training labels; nothing keeps it within their range",
-    "token_classification": (
-        "Every word has one tag; words are what white space separates, so text of a language without spaces must be "
-        'split into words first, as in the training data. `pipeline("token-classification", aggregation_strategy='
-        '"first")` joins tags to entities if lines are joined by spaces first; words that are cut off have no tag'
-    ),
-    "question_answering": (
-        "The answer is always a span of the context, also where the context has no answer to the question"
-    ),
-    "embedding": (
-        "A text has one vector, which ranks other texts by cosine; its length is not 1. Cosines are not "
-        "probabilities, and unrelated texts may have a cosine far above 0"
-    ),
-}
-
-
-def _limits(facts: FitFacts, names: Sequence[str]) -> str:
-    """Return what the answers mean: their kind, their labels, their scores."""
-    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN_NAMES])
-    more = f" and {len(names) - _SHOWN_NAMES:,} more" if len(names) > _SHOWN_NAMES else ""
-    meaning = f" Labels: {shown}{more}, as in column `{facts.label_column}` of the training data."
-    if facts.task == "embedding":
-        sizes = ", ".join(f"{size:,}" for size in facts.matryoshka)
-        cut = f" The first {sizes} numbers of a vector are a vector too." if sizes else ""
-        return f"{_ANSWERS[facts.task]}.{cut} `SentenceTransformer(folder)` computes it ({facts.pooling} pooling)."
-    scores = " Scores are the model's probabilities as they are; they are not calibrated."
-    return f"{_ANSWERS[facts.task]}.{meaning if names else ''}{'' if facts.task == 'regression' else scores}"
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -471,5 +471,10 @@ def _listed(candidates: tuple[Candidate, ...]) -> Iterator[str]:
     width = max(len(item.token) for item in candidates) + 2
     for item in candidates:
         quoted = f'"{item.token}"'
-        note = "" if item.begins_word else "  (continues the word before it)"
+        note = "" if item.begins_word else f"  ({_joined(item.token)})"
         yield f"  {quoted:<{width}}  {item.probability:.3f}{note}"
+
+
+def _joined(token: str) -> str:
+    """Say how a token stands that no space precedes: a full stop continues no word."""
+    return "continues the word before it" if any(map(str.isalnum, token)) else "no space before it"

@@ -81,19 +81,18 @@ def set_up(
     config, of_precision = with_precision_decided(config, ranks, start.precision)
     log_device(config, extensions, ranks, of_compilation, of_precision)
     data = data_identity(shard_sets)
-    teacher = teacher_of(config, extensions, start, data, ranks)
-    last = start.teachers[-1] if start.teachers else None
-    data = data.model_copy(update={"teacher": last if teacher is None else teacher.digest})
+    teacher = teacher_of(config, extensions, start, shard_sets, data, ranks)
+    data = data.model_copy(update={"teacher": start.teacher if teacher is None else teacher.digest})
     changes = check_start(start, config, data, ranks, allow_change)
     exempt_what_is_loaded()
     model = build_model(config, shard_sets)
     if teacher is not None:
         teacher.attach_to(model.objectives.values())
-    notes, lineage, adopted = load_init_from(model, start, config, extensions, shard_sets, data, ranks)
+    notes, lineage, adopted, teachers = load_init_from(model, start, config, extensions, shard_sets, data, ranks)
     if ranks.is_first:  # after the checks: a rejected run leaves the directory unchanged
         keep_tokenizer(config, shard_sets[0])
     engine = open_engine(model, start, config, shard_sets, ranks, watchdog)
-    state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks))
+    state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks), teachers)
     state = state.model_copy(update={"adopted": adopted}) if adopted else state
     objectives, stage = model.objectives, config.stage_of(state.step + 1)
     minimal_pairs = None
@@ -156,13 +155,14 @@ def load_init_from(
     shard_sets: list[ShardSet],
     data: DataIdentity,
     ranks: Ranks,
-) -> tuple[list[str], tuple[str, ...], tuple[str, ...]]:
+) -> tuple[list[str], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Give a fresh run the weights of `init_from`; a checkpoint's come later.
 
-    Returns notes for the log, the manifest digests of all data that the weights saw, and what was adopted.
+    Returns notes for the log, the manifest digests of all data that the weights saw, what was adopted, and the sha256
+    of all teachers that the weights learned from.
     """
     if start.checkpoint is not None or config.init_from is None:
-        return [], start.data_lineage, ()
+        return [], start.data_lineage, (), start.teachers
     from trainer.checkpoint.initial_weights import load_initial_weights, wanted_of
 
     find_folder = partial(extensions.pull_model, config.init_from, config.tracking.uri)
@@ -173,7 +173,12 @@ def load_init_from(
 
 
 def teacher_of(
-    config: RunConfig, extensions: Extensions, start: Start, data: DataIdentity, ranks: Ranks
+    config: RunConfig,
+    extensions: Extensions,
+    start: Start,
+    shard_sets: list[ShardSet],
+    data: DataIdentity,
+    ranks: Ranks,
 ) -> Teacher | None:
     """Return the teacher; None if there is none, or no stage that is left to train compares the model with it."""
     stages = stages_after(start.first_trial, config)
@@ -182,7 +187,8 @@ def teacher_of(
     from trainer.checkpoint.teacher import load_teacher
 
     find_folder = partial(extensions.pull_model, config.teacher, config.tracking.uri)
-    return load_teacher(config, find_folder, data.tokenizer_fingerprint, ranks)
+    open_own = partial(open_tokenizer, config.data.tokenizer, shard_sets[0])
+    return load_teacher(config, find_folder, data.tokenizer_fingerprint, ranks, open_own)
 
 
 def log_device(config: RunConfig, extensions: Extensions, ranks: Ranks, *decisions: str | None) -> None:

@@ -78,6 +78,11 @@ class Start:
         return self.checkpoint.saved.teachers if self.checkpoint is not None else ()
 
     @property
+    def teacher(self) -> str | None:
+        """sha256 of the last teacher of the checkpoint's run, without those of its `init_from`."""
+        return self.checkpoint.saved.data.teacher if self.checkpoint is not None else None
+
+    @property
     def precision(self) -> Precision | None:
         """The precision that the checkpoint was trained in."""
         if self.checkpoint is None:
@@ -132,10 +137,13 @@ def check_start(start: Start, config: RunConfig, data: DataIdentity, ranks: Rank
     return check_compatible(saved, config, data, ranks.world_size, numerics, allow_change)
 
 
-def first_state(start: Start, config: RunConfig, data: DataIdentity, data_lineage: tuple[str, ...]) -> TrainState:
+def first_state(
+    start: Start, config: RunConfig, data: DataIdentity, data_lineage: tuple[str, ...], teachers: tuple[str, ...]
+) -> TrainState:
     """Return the training state at the start; `data_lineage` are the digests of all data that the weights see.
 
-    The first checkpoint of a branch keeps the scores of the checkpoint that it repeats.
+    `teachers` are the sha256 of those that the weights learned from before this start. The first checkpoint of a
+    branch keeps the scores of the checkpoint that it repeats.
 
     Raises:
         UsageError: a range of `--skip-samples` lies before the next sample.
@@ -144,7 +152,7 @@ def first_state(start: Start, config: RunConfig, data: DataIdentity, data_lineag
     late = start.scores or LateScores(state="done")
     valid = {name: value for name, value in late.metrics.items() if name.startswith("valid/")}
     evaluation, facts = {**state.evaluation, **valid}, {**state.evaluated_as, **late.facts}
-    teachers = start.teachers if data.teacher in (None, *start.teachers[-1:]) else (*start.teachers, data.teacher)
+    teachers = teachers if data.teacher in (None, *teachers[-1:]) else (*teachers, data.teacher)
     changes = {"data_lineage": data_lineage, "evaluation": evaluation, "evaluated_as": facts, "teachers": teachers}
     state = state.model_copy(update=changes)
     if start.branch is None or start.checkpoint is None:

@@ -7,10 +7,10 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import regex
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.validation import first_problem
@@ -37,6 +37,8 @@ _CODE_FIELDS = {  # found in transformers 5.17 to 5.23: configuration_utils, pip
 }
 """Fields of a configuration that bring in code, and what that is. `attn_implementation` and `experts_implementation`
 may name code of the Hub too, and are not used (`trainer/model/pretrained.py::load_config`)."""
+
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 _UNREADABLE_NAMES = r"[#%?\\\p{Cc}\p{Cs}]"
 """In a file's name MLflow takes these and cannot read them back."""
@@ -342,12 +344,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+class _Taught(BaseModel):
+    sha256: _Digest
+
+
 class _Provenance(BaseModel):
     """The fields that this project reads; the others become tags unchanged."""
 
     mlflow_run_id: str | None = None
     data_digests: dict[str, str] | None = None
     data_lineage: list[str] | None = None
+    teacher: _Taught | None = None
+    teachers_sha256: list[_Digest] | None = None
     scores: dict[str, float] | None = None
     evaluation: dict[str, str] | None = None
 
@@ -374,3 +382,9 @@ def data_lineage(provenance: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the manifest digests of all data that the weights saw; empty if the provenance has none."""
     digests: dict[str, str] = provenance.get("data_digests") or {}
     return tuple(dict.fromkeys([*digests.values(), *(provenance.get("data_lineage") or [])]))
+
+
+def teachers(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the sha256 of every teacher of the weights, in order; empty if the provenance has none."""
+    last = provenance.get("teacher")
+    return tuple(provenance.get("teachers_sha256") or ([last["sha256"]] if last else []))

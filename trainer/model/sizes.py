@@ -70,6 +70,7 @@ def memory_per_rank(
     world_size: int,
     micro_batch_tokens: int,
     sequence_length: int,
+    device_type: Literal["cuda", "cpu"],
     precision: Precision = "bf16",
     mlm_probability: float = 0.15,
     activation_checkpointing: bool = False,
@@ -84,6 +85,8 @@ def memory_per_rank(
       the CPU; none at stage 1 in bf16, where they already are)
     - master_weights (fp32): 4 N / W from stage 1; at stage 0 4 N, and none in fp32
     - optimizer (two fp32 moments): 8 N, from stage 1: / W
+    - gather_copy, on the CPU only: b N at stages 1 and 2 with several ranks. After each step DeepSpeed gathers the
+      weights of all ranks at once; gloo receives them in a tensor of its own (measured), NCCL where they belong
     - activations: the sum of `activation_bytes`
     - logits: `loss_bytes`
     """
@@ -93,6 +96,7 @@ def memory_per_rank(
     state_ranks, gradient_ranks, weight_ranks = (world_size if zero_stage >= first else 1 for first in (1, 2, 3))
     keeps_master = zero_stage >= 1 or precision != "fp32"
     copies_gradients = zero_stage >= 2 or (zero_stage == 1 and precision != "bf16")
+    copies_gathered = world_size > 1 and zero_stage in (1, 2)
     activations = activation_bytes(config, micro_batch_tokens, number_bytes, activation_checkpointing)
     predictions = num_predictions(micro_batch_tokens, sequence_length, mlm_probability)
     return {
@@ -101,6 +105,7 @@ def memory_per_rank(
         "gradient_copy": math.ceil(4 * total / state_ranks) if copies_gradients else 0,
         "master_weights": math.ceil(4 * total / state_ranks) if keeps_master else 0,
         "optimizer": math.ceil(8 * total / state_ranks),
+        **({"gather_copy": number_bytes * total if copies_gathered else 0} if device_type == "cpu" else {}),
         "activations": sum(activations.values()),
         "logits": loss_bytes(config, predictions, dtype),
     }

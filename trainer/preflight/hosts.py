@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.base.environment import environment_now
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.known_secrets import secrets_of
 from data_prep.base.urls import is_remote
 from trainer.checkpoint.compatibility import PACKAGES
 from trainer.config.run_config import RunConfig
+from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
 from trainer.preflight.finding import Finding
 from trainer.preflight.launch_checks import SECRET_REMEDY
 from trainer.preflight.machine_checks import LARGEST_SKEW_SECONDS, nearest_folder, probe_file
@@ -215,9 +216,10 @@ def environment_file_problems() -> list[str]:
 def check_collective_of_hosts(hosts: dict[str, int], address: str | None, device_type: str) -> Iterator[Finding]:
     """Measure an all-reduce between all ranks of all hosts."""
     backend = "nccl" if device_type == "cuda" else "gloo"
-    address = address or _address_of(next(iter(hosts)))
-    if address is None:
-        yield Finding("fail", "collective", f"{next(iter(hosts))} reports no address; give --master-addr")
+    try:
+        address = address or address_of(next(iter(hosts)))
+    except UnreachableHost as error:
+        yield Finding("fail", "collective", f"{error.problem}; {error.fix}")
         return
     environment = dict(_environment_file_lines()) | environment_now()
     wanted = {name: value for name, value in environment.items() if name.startswith(_COLLECTIVE_PREFIXES)}
@@ -252,10 +254,33 @@ def _check_keep_alive(host: str) -> Iterator[Finding]:
         yield Finding("ok", "ssh", f"detects an unreachable host (ServerAliveInterval {seconds} s)")
 
 
-def _address_of(host: str) -> str | None:
-    """Return the first address of a host, as the deepspeed launcher does; None if the host does not answer."""
-    done = _ssh(host, ["hostname", "-I"], SSH_SECONDS)
-    return done.stdout.split()[0] if done.returncode == 0 and done.stdout.split() else None
+class UnreachableHost(UserError):
+    """A host that ssh does not reach; a scheduler may start the run again later."""
+
+    exit_status = LOST_RANK_EXIT_STATUS
+
+
+def address_of(host: str) -> str:
+    """Return the first address of a host by its own answer over ssh, as the deepspeed launcher does.
+
+    Raises:
+        UnreachableHost: ssh does not reach the host, or the host has no address.
+    """
+    try:
+        done = _ssh(host, ["hostname", "-I"], SSH_SECONDS)
+    except FileNotFoundError:
+        reason = "ssh is not installed on this machine"
+    except subprocess.TimeoutExpired:
+        reason = f"no answer in {SSH_SECONDS} s"
+    else:
+        if done.returncode == 0 and done.stdout.split():
+            return done.stdout.split()[0]
+        reason = (done.stderr.strip().splitlines() or ["hostname -I printed no address"])[-1]
+    raise UnreachableHost(
+        f"{host} does not report its address over ssh: {reason.rstrip('.')}",
+        fix=f"make `ssh {host} hostname -I` work here without a question, or give --master-addr",
+        code="unreachable-host",
+    )
 
 
 def _ssh(host: str, words: Sequence[str], seconds: int) -> subprocess.CompletedProcess[str]:

@@ -28,7 +28,7 @@ from trainer.config.run_settings import EvaluationSettings
 from trainer.config.schedule import global_batch_sizes
 from trainer.config.stages import Stage, epochs_of, with_steps
 from trainer.config.training_settings import ZeroStage
-from trainer.data.shard_set import ShardSet
+from trainer.data.shard_set import ShardSet, open_tokenizer
 from trainer.distributed.process_group import device_type
 from trainer.metrics.throughput import flops_per_position
 from trainer.model.numerics import with_own_precision
@@ -157,7 +157,12 @@ class PlannedRun:
         except UserError:  # the check of the data reports it
             fingerprint = None
         find_folder = partial(self.outside.look_at_model, self.config.teacher, self.config.tracking.uri)
-        return look_at_teacher(self.config, find_folder, fingerprint)
+        return look_at_teacher(
+            self.config,
+            find_folder,
+            fingerprint,
+            lambda: open_tokenizer(self.config.data.tokenizer, self.shard_sets[0]),
+        )
 
     @cached_property
     def _known_teacher(self) -> ModelSettings | None:
@@ -197,6 +202,7 @@ class PlannedRun:
             world_size=self.world_size,
             micro_batch_tokens=tokens,
             sequence_length=stage.sequence_length,
+            device_type="cpu" if self.device_type == "cpu" else "cuda",
             precision=training.precision,
             mlm_probability=stage.predicted_share,
             activation_checkpointing=is_checkpointed if activation_checkpointing is None else activation_checkpointing,

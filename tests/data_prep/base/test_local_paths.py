@@ -78,6 +78,7 @@ NO_PATHS = {
         "RATE",
         "S",
         "SECONDS",
+        "SHARE",
         "STEP",
         "TASK",
         "TEXT",

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,15 @@ def test_the_kind_of_damage_of_a_shard_is_reported(
     path = folder / "train-000002.tar"
     path.write_bytes(change(path.read_bytes()))
     assert message in problems(folder) and "train-000002.tar" in problems(folder)
+
+
+def test_a_changed_byte_in_the_ids_of_documents_does_not_make_it_another_shard(folder: Path) -> None:
+    path = folder / "train-000002.tar"
+    member = next(member for member in tarfile.open(path) if member.name.endswith(".document_ids.npy"))
+    data = bytearray(path.read_bytes())
+    data[member.offset_data + member.size - 1] ^= 1
+    path.write_bytes(data)
+    assert "it is this shard with some bytes changed" in problems(folder)
 
 
 def test_a_shard_of_another_data_set_is_reported(folder: Path, tmp_path: Path) -> None:

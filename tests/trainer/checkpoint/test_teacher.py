@@ -28,12 +28,14 @@ from transformers import (
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
+from tests.support.preparations import trained
 from tests.support.toy_run import preset_config
 from trainer.checkpoint.teacher import digest_of, load_teacher, look_at_teacher
 from trainer.checkpoint.writer import ALONE
 from trainer.config.run_config import RunConfig
 from trainer.data.batch import Batch
 from trainer.inference.pulled_model import folder_without_weights, pull
+from trainer.model.pretrained import load_tokenizer
 from trainer.objectives.distillation import Teacher
 from trainer.objectives.objective import EncodedBatch
 
@@ -211,6 +213,23 @@ def test_a_teacher_of_another_tokenizer_is_refused_before_its_weights_are_read(f
         look_at_teacher(config, lambda: folder_without_weights(folder), "another")
     assert look_at_teacher(config, lambda: folder_without_weights(folder), None) is not None
     assert look_at_teacher(config, lambda: None, "another") is None
+
+
+def test_a_teacher_saved_again_by_transformers_is_of_the_tokenizer_of_the_shards(tmp_path) -> None:
+    """An export without tokenizer_info.json, as `save_pretrained` leaves it; its weights are of the same ids."""
+    texts = ["the old river crossed the wide bridge", "a bridge of stone and of water"] * 9
+    own = trained(texts, tmp_path / "own", vocab_size=370)
+    other = trained([*texts, "letters of another alphabet"], tmp_path / "other", vocab_size=370)
+    again = tmp_path / "teacher"
+    make("modernbert").save_pretrained(again)
+    load_tokenizer(own.folder).save_pretrained(again)
+    assert not (again / "tokenizer_info.json").exists()
+    config = config_with(again)
+    found = load_teacher(config, lambda: pull(again), own.fingerprint, ALONE, lambda: own)
+    assert found.num_tokens == own.vocab_size
+    assert look_at_teacher(config, lambda: again, own.fingerprint, lambda: own) is not None
+    with pytest.raises(UserError, check=coded("other-tokenizer")):
+        look_at_teacher(config, lambda: again, other.fingerprint, lambda: other)
 
 
 def test_only_the_rows_that_it_reads_must_fit_its_positions(folder, fingerprint) -> None:

@@ -173,10 +173,15 @@ def test_options_with_dashes_and_other_values_than_scalars_are_understood():
     assert explain_synonym("nonsense", 1) is None
 
 
-def test_the_table_of_names_has_a_line_for_each_row_and_four_columns():
-    lines = list(names_of_other_projects())
-    assert len(lines) == len(synonyms()) + 2
-    assert all(line.replace("\\|", "").count("|") == 5 for line in lines)
+def test_a_common_name_on_the_page_means_what_its_error_says():
+    _, _, *lines = names_of_other_projects()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert len(rows) >= 20 and all(len(row) == 3 for row in rows)
+    for _, name, here in rows:
+        error = explain_synonym(name.strip("`"), "1")
+        assert error is not None
+        meant = re.findall(r"`([^`]+)`", here)
+        assert meant[0] in error if meant else error.startswith(here), (name, here, error)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from ast import literal_eval
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +20,8 @@ from trainer.finetuning.answer_task import Answer
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Experiment, make_model
 from trainer.finetuning.finetune_settings import FinetuneSettings
-from trainer.finetuning.fitted_model import FitFacts, FittedModel, save_fitted_model
+from trainer.finetuning.fitted_card import FitFacts
+from trainer.finetuning.fitted_model import FittedModel, save_fitted_model
 from trainer.finetuning.task_data import encode_task, make_task
 from trainer.inference.preprocessor import Preprocessor
 from trainer.inference.pulled_model import pull
@@ -33,6 +36,8 @@ EXAMPLES = {
     "regression": Examples(TEXTS, None, [0.5, 2.0]),
     "token_classification": Examples([text.split() for text in TEXTS], None, [["x", "y", "x"], ["x"] * 5]),
     "question_answering": Examples(TEXTS, ["it was", "it was"], [Answer("cat", 4), Answer("dog", 2)]),
+    "pair_classification": Examples(TEXTS, ["it was", "it was"], ["x", "y"]),
+    "multilabel_classification": Examples(TEXTS, None, [["x"], ["x", "y"]]),
 }
 
 
@@ -43,7 +48,7 @@ def save(name: str, model_folder: Path, preprocessor: Preprocessor, output: Path
     data = encode_task(task, {"train": some, "valid": some}, preprocessor)
     settings = FinetuneSettings(model=model_folder, train="")
     model = make_model(Experiment(settings, model_folder, data, "", {}), "full", 0)
-    pair = "b" if name == "question_answering" else None
+    pair = "b" if name in ("question_answering", "pair_classification") else None
     facts = FitFacts(
         name,
         "models:/base@champion",
@@ -82,6 +87,34 @@ def test_a_loaded_model_predicts_as_the_saved_one(
     tokenizer = (tmp_path / "model" / "tokenizer.json").read_bytes()
     assert tokenizer == (tiny_hugging_face / "tokenizer.json").read_bytes()
     assert torch.equal(fitted.model.get_input_embeddings().weight, loaded.model.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_code_of_the_card_runs_in_the_folder(
+    tiny_hugging_face: Path,
+    preprocessor: Preprocessor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    """As a reader runs it, with transformers alone; another folder's name works too."""
+    save(name, tiny_hugging_face, preprocessor, tmp_path / "model")
+    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "model" / "README.md").read_text(), re.DOTALL)
+    assert "trainer" not in code and "clozeworks" not in code
+    monkeypatch.chdir(tmp_path / "model")
+    exec(compile(code, name, "exec"), {})
+    printed = capsys.readouterr().out.strip()
+    if name == "question_answering":
+        assert printed in "Anna came home in the evening."
+    elif name == "token_classification":
+        assert re.fullmatch(
+            r"\[({'entity_group': '[xy]', 'score': .*, 'word': .*, 'start': \d+, 'end': \d+}(, )?)*\]", printed
+        )
+    else:
+        answers = literal_eval(printed)
+        answer = answers[0][0] if name == "multilabel_classification" else answers if "pair" in name else answers[0]
+        assert answer.keys() == {"label", "score"}
 
 
 def test_config_json_determines_the_task_of_a_folder_from_elsewhere(
@@ -130,20 +163,23 @@ def test_an_encoder_is_refused(tiny_hugging_face: Path) -> None:
         FittedModel.load(tiny_hugging_face)
 
 
-def test_a_fitted_model_is_found_by_the_data_that_its_encoder_saw(
+def test_a_fitted_model_names_the_data_and_the_teachers_that_its_encoder_saw(
     tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path
 ) -> None:
     encoder = tmp_path / "encoder"
     shutil.copytree(tiny_hugging_face, encoder)
     seen = {"data_digests": {"shards": "a" * 64}, "data_lineage": ["a" * 64, "b" * 64]}
-    (encoder / "provenance.json").write_text(json.dumps(seen))
+    taught = {"teacher": {"address": "large", "sha256": "2" * 64}, "teachers_sha256": ["1" * 64, "2" * 64]}
+    (encoder / "provenance.json").write_text(json.dumps(seen | taught))
     save("classification", encoder, preprocessor, tmp_path / "model")
+    assert taught.items() <= read_provenance(tmp_path / "model").items()
     tags = provenance_tags(tmp_path / "model", read_provenance(tmp_path / "model"))
     version = ModelVersion("moods", 1, (), datetime.now(UTC), None, tags)
     assert trained_on([version], "b" * 12) == [version] and version.data_digests == ("a" * 64,)
     save("classification", encoder, preprocessor, tmp_path / "scratch", variant="scratch")
     tags = provenance_tags(tmp_path / "scratch", read_provenance(tmp_path / "scratch"))
     assert replace(version, tags=tags).data_lineage == (), "weights from scratch saw none of it"
+    assert not taught.keys() & read_provenance(tmp_path / "scratch").keys(), "nor learned from a teacher"
 
 
 @pytest.mark.long

@@ -19,7 +19,8 @@ from trainer.finetuning.experiment import Best, Experiment, VariantResult, run_v
 from trainer.finetuning.experiment_runs import ExperimentRuns
 from trainer.finetuning.finetune_settings import FinetuneSettings
 from trainer.finetuning.fit import order
-from trainer.finetuning.fitted_model import FitFacts, FittedModel, save_fitted_model
+from trainer.finetuning.fitted_card import FitFacts
+from trainer.finetuning.fitted_model import FittedModel, save_fitted_model
 from trainer.finetuning.regression_task import RegressionTask, last_layer, mean_and_deviation
 from trainer.finetuning.report import Comparison
 from trainer.finetuning.scores import regression_scores

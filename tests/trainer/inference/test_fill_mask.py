@@ -137,6 +137,15 @@ def test_the_report_of_a_random_mask_shows_actual_masked_and_filled_text() -> No
     assert as_json(prediction, masked)["correct"] is False
 
 
+def test_a_continuation_is_told_from_punctuation() -> None:
+    lines = report(Prediction("", ((WORD, ENDING, ENDING._replace(token=".")),), ""), None)
+    assert lines[1:4] == [
+        '  "cat"  0.500',
+        '  "ing"  0.250  (continues the word before it)',
+        '  "."    0.250  (no space before it)',
+    ]
+
+
 def test_a_guess_is_right_whatever_its_case_but_not_as_a_part_of_a_word() -> None:
     masked = MaskedText("The Cat", "The [MASK]", "Cat")
     assert is_right(Prediction("", ((WORD,),), ""), masked)

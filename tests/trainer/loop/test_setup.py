@@ -234,6 +234,39 @@ def test_every_teacher_stays_named_in_order(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("before", [("1" * 64,), ("3" * 64, "1" * 64)])
+def test_teachers_of_the_weights_that_a_run_starts_with_stay_named(
+    config: RunConfig, base: Path, tmp_path: Path, tracker: TagTracker, monkeypatch: pytest.MonkeyPatch, before
+) -> None:
+    """Whether the run has a teacher of its own or not; a resumed run does not take them for its own."""
+    provenance = json.loads((base / "provenance.json").read_text())
+    provenance |= {"teacher": {"address": "models:/large/1", "sha256": before[-1]}}
+    provenance |= {"teachers_sha256": [*before]} if len(before) > 1 else {}
+    (base / "provenance.json").write_text(json.dumps(provenance))
+    begun = config.model_copy(update={"init_from": str(base)})
+    first = set_up(begun)
+    assert first[1].teachers == before and first[0].checkpoints.data.teacher is None
+    assert tracker.tags[TEACHERS_TAG] == ",".join(before)
+    assert read_source(save(first, 2)).facts.teachers == before
+    run, state, _ = set_up(begun)
+    assert state.teachers == before and run.checkpoints.data.teacher is None, "a resumed run"
+    taught = begun.model_copy(update={"output_dir": str(tmp_path / "taught")})
+    for digest, expected in (("1" * 64, before), ("2" * 64, (*before, "2" * 64))):
+        teacher = SimpleNamespace(digest=digest, attach_to=lambda objectives: None, describe=lambda: "a teacher")
+        monkeypatch.setattr(runs, "teacher_of", lambda *given, teacher=teacher: teacher)
+        shutil.rmtree(taught.output_dir, ignore_errors=True)
+        first = set_up(taught)
+        assert first[1].teachers == expected
+        assert read_source(save(first, 2)).facts.teachers == expected
+        run, state, _ = set_up(taught)
+        assert state.teachers == expected and run.checkpoints.data.teacher == digest
+    (base / "provenance.json").write_text(json.dumps(provenance | {"teacher": {"sha256": "no digest"}}))
+    shutil.rmtree(begun.output_dir)
+    with pytest.raises(UserError, check=coded("damaged-provenance")):
+        set_up(begun)
+
+
+@pytest.mark.long
 def test_data_that_was_changed_on_the_way_stays_seen(config: RunConfig, tmp_path: Path, tracker: TagTracker) -> None:
     first = open_dataset(config.data.shards).manifest.digest
     assert set_up(config)[1].data_lineage == (first,)

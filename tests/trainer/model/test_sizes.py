@@ -105,7 +105,7 @@ def test_local_layers_count_their_window_alone():
 NUM_PARAMETERS = 336_232_258
 
 
-def memory(zero_stage: int, world_size: int = 8, **options) -> dict[str, int]:
+def memory(zero_stage: int, world_size: int = 8, device_type: str = "cuda", **options) -> dict[str, int]:
     return memory_per_rank(
         BERT_LARGE,
         num_parameters=NUM_PARAMETERS,
@@ -113,6 +113,7 @@ def memory(zero_stage: int, world_size: int = 8, **options) -> dict[str, int]:
         world_size=world_size,
         micro_batch_tokens=8192,
         sequence_length=512,
+        device_type=device_type,
         **options,
     )
 
@@ -135,6 +136,14 @@ def test_one_rank_divides_nothing_and_fp32_at_stage_0_has_no_master_weights():
     assert memory(3, world_size=1)["weights"] == 2 * NUM_PARAMETERS
     fp32 = memory(0, precision="fp32")
     assert fp32["weights"] == 4 * NUM_PARAMETERS and fp32["master_weights"] == 0
+
+
+def test_gloo_receives_the_gathered_weights_in_a_copy_and_nccl_does_not():
+    gathered = {stage: memory(stage, device_type="cpu")["gather_copy"] for stage in range(4)}
+    assert gathered == {0: 0, 1: 2 * NUM_PARAMETERS, 2: 2 * NUM_PARAMETERS, 3: 0}
+    assert memory(2, device_type="cpu", precision="fp32")["gather_copy"] == 4 * NUM_PARAMETERS
+    assert memory(2, device_type="cpu", world_size=1)["gather_copy"] == 0
+    assert "gather_copy" not in memory(2)
 
 
 def measured_activations(model: PretrainingModel, batch: Batch) -> dict[str, int]:
@@ -233,6 +242,7 @@ def test_the_loss_keeps_one_of_four_copies_of_the_logits(tiny_config, make_model
         "world_size": 1,
         "micro_batch_tokens": 64,
         "sequence_length": 64,
+        "device_type": "cpu",
         "precision": "fp32",
     }
     assert 4 * sum(kept.values()) == memory_per_rank(tiny_config, **sizes, mlm_probability=share)["logits"]

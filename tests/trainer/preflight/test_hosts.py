@@ -66,6 +66,21 @@ def test_hosts_with_other_versions_other_folders_or_no_answer_fail(ssh, tmp_path
     assert far.level == "fail" and str(small_shards) in far.text, "the shards are not there either"
 
 
+def test_the_address_of_a_host_is_its_own_answer_and_a_silent_host_is_an_error_to_try_again(ssh, monkeypatch):
+    (ssh / "hostname").write_text("#!/bin/sh\necho 10.1.2.3 172.17.0.1\n")
+    (ssh / "hostname").chmod(0o755)
+    assert hosts.address_of("same") == "10.1.2.3"
+    with pytest.raises(hosts.UnreachableHost, match="No route to host", check=coded("unreachable-host")) as unreachable:
+        hosts.address_of("gone")
+    assert unreachable.value.exit_status == 76 and "ssh gone hostname -I" in unreachable.value.fix
+    (ssh / "hostname").write_text("#!/bin/sh\n")
+    with pytest.raises(hosts.UnreachableHost, match="no address", check=coded("unreachable-host")):
+        hosts.address_of("same")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(hosts.UnreachableHost, match="ssh is not installed", check=coded("unreachable-host")):
+        hosts.address_of("same")
+
+
 def forwarding() -> dict[str, Finding]:
     return {finding.name: finding for finding in hosts.check_forwarding(["one", "two"], "cpu")}
 

@@ -415,7 +415,8 @@ def fitted(tiny_hugging_face: Path, tmp_path: Path) -> Path:
     """A fitted model, as `clozeworks finetune` saves it."""
     from transformers import AutoModelForSequenceClassification
 
-    from trainer.finetuning.fitted_model import FitFacts, save_fitted_model
+    from trainer.finetuning.fitted_card import FitFacts
+    from trainer.finetuning.fitted_model import save_fitted_model
 
     model = AutoModelForSequenceClassification.from_pretrained(tiny_hugging_face, num_labels=2)
     facts = FitFacts(
