@@ -11,6 +11,9 @@ that were not measured alike, such as on other rows of text, are not compared, a
 A model may be any folder or name on the Hub that transformers opens as a masked language model without code of its own,
 with its tokenizer. --text hides each word of a text file in turn, which compares models with different tokenizers.
 
+--labeled scores models of `clozeworks finetune` on a table of examples; they must have one task and the same labels,
+and each is a group of its own unless LABEL= says otherwise.
+
 --output writes comparison.md, comparison.json and comparison.png to a new directory.
 """
 
@@ -18,12 +21,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.base.arguments import local_output
+from data_prep.base.arguments import OnceFlag, local_output
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.local_paths import expand_home
 from launch.options import add_tracking_uri, check_new_folder, command_parser
@@ -62,10 +66,31 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--output", type=local_output("--output"), metavar="DIR", help="new directory for table, values and picture"
     )
     add_tracking_uri(parser)
+    add_labeled(parser)
     parsed = parser.parse_args(arguments)
     if parsed.suite_setting and parsed.suite is None:
         parser.error("--suite-setting is only valid with --suite")
+    named = ("text_column", "pair_column", "label_column", "quoting")
+    if parsed.labeled is None and (lone := [name for name in named if getattr(parsed, name) is not None]):
+        parser.error(f"--{lone[0].replace('_', '-')} is only valid with --labeled")
+    if parsed.labeled is not None and (parsed.minimal_pairs is not None or parsed.text is not None):
+        parser.error("--labeled scores fine-tuned models, which --minimal-pairs and --text do not")
     return parsed
+
+
+def add_labeled(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the labeled file."""
+    group = parser.add_argument_group("fine-tuned models")
+    group.add_argument("--labeled", type=Path, metavar="FILE", help="table of examples that fine-tuned models label")
+    for part, what in (("text", "texts"), ("pair", "second texts"), ("label", "labels")):
+        group.add_argument(
+            f"--{part}-column",
+            metavar="NAME",
+            help=f"its column of {what} (default: that of the training data)",
+        )
+    group.add_argument(
+        "--quoting", action=OnceFlag, help="whether quotation marks in tsv and csv enclose cells, as in predict"
+    )
 
 
 def main() -> None:
@@ -81,9 +106,15 @@ def main() -> None:
 
     pairs = read_minimal_pairs(arguments.minimal_pairs) if arguments.minimal_pairs is not None else []
     lines = read_lines(arguments.text) if arguments.text is not None else []
-    subjects = [open_subject(name, arguments.tracking_uri) for _, name in named]
     labels = [label for label, _ in named]
+    names = [name for _, name in named]
+    fitted = open_fitted(names, arguments) if arguments.labeled is not None else []
+    subjects = [subject for subject, _ in fitted] or [
+        open_subject(name, arguments.tracking_uri, fills_masks=bool(pairs or lines)) for name in names
+    ]
     compare.grouped(subjects, labels)  # before anything takes long
+    if fitted:
+        subjects = with_labels(fitted, arguments)
     if pairs:
         subjects = [with_pairs(each, pairs, arguments.tracking_uri) for each in subjects]
     if lines:
@@ -125,17 +156,67 @@ def names_in(text: str) -> list[tuple[str | None, str]]:
     return named
 
 
-def open_subject(name: str, tracking_uri: str | None) -> Subject:
+def open_fitted(names: Sequence[str], arguments: argparse.Namespace) -> list[tuple[Subject, Path]]:
+    """Return fine-tuned models, still without scores, and their folders.
+
+    Raises:
+        UserError: a model is missing, is not fine-tuned, or does not compare with the first one; or the labeled file
+            cannot be read.
+    """
+    from trainer.evaluation.compare import Subject
+    from trainer.evaluation.labeled_file import check_one_task
+    from trainer.finetuning.fitted_model import read_facts
+    from trainer.finetuning.tables import check_readable
+    from trainer.inference.pulled_model import is_checkpoint, pull
+    from trainer.model.model_folder import check_fine_tuned, not_fine_tuned
+
+    check_readable(arguments.labeled)
+    folders: dict[str, Path] = {}
+    for name in dict.fromkeys(names):
+        if is_checkpoint(name):
+            raise not_fine_tuned(f"{name} is a run or a checkpoint of pretraining, which was not fine-tuned for a task")
+        folders[name] = pull(name, tracking_uri=arguments.tracking_uri)
+        check_fine_tuned(folders[name], name)
+    check_one_task(folders)
+    seeds = {name: None if (fit := read_facts(folder)) is None else fit.seed for name, folder in folders.items()}
+    return [(Subject(name, {}, seed=seeds[name]), folders[name]) for name in names]
+
+
+def with_labels(opened: Sequence[tuple[Subject, Path]], arguments: argparse.Namespace) -> list[Subject]:
+    """Score fine-tuned models on the labeled file."""
+    from trainer.evaluation.labeled_file import LabeledFile, score_file
+    from trainer.finetuning.fitted_model import read_fitted_task
+
+    columns = (arguments.text_column, arguments.pair_column, arguments.label_column)
+    data = LabeledFile(arguments.labeled, *columns, arguments.quoting)
+    task = read_fitted_task(opened[0][1])
+    subjects = []
+    for subject, folder in opened:
+        found = score_file(data, folder, task)
+        for warning in found.warnings:
+            print(f"{subject.name}: {warning}", file=sys.stderr)
+        subjects.append(
+            replace(
+                subject,
+                scores={f"labeled/{name}": value for name, value in found.scores.items()},
+                by_example={f"labeled/{name}": values for name, values in found.by_example.items()},
+                facts={"labeled_examples": found.examples_sha256},
+            )
+        )
+    return subjects
+
+
+def open_subject(name: str, tracking_uri: str | None, fills_masks: bool = False) -> Subject:
     """Read the scores of a run from its status, and those of a model from its export.
 
     Raises:
-        UserError: there is no such run or model.
+        UserError: there is no such run or model, or it is to fill masks and does not.
     """
     from data_prep.base.yaml_values import read_yaml
     from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
     from trainer.evaluation.compare import Subject, recipe_of
     from trainer.evaluation.evaluate_suite import open_model_of
-    from trainer.model.model_folder import read_provenance
+    from trainer.model.model_folder import check_fills_masks, read_provenance
     from trainer.tracking.status import STATUS_NAME
 
     run = Path(name)
@@ -152,6 +233,8 @@ def open_subject(name: str, tracking_uri: str | None) -> Subject:
         scores, facts, step, tokens = status.metrics, status.evaluation, status.step, status.tokens_seen
     else:
         folder = open_model_of(name, tracking_uri).folder
+        if fills_masks:
+            check_fills_masks(folder, name)
         origin = read_provenance(folder)
         if (folder / CONFIG_NAME).is_file():
             config = read_yaml(folder / CONFIG_NAME)
@@ -177,7 +260,11 @@ def with_pairs(subject: Subject, pairs: Sequence[MinimalPair], tracking_uri: str
 
     scores = score_pairs(open_model(subject.name, tracking_uri), pairs)
     right = scores[:, 0] > scores[:, 1]
-    return replace(subject, right=right, scores={**subject.scores, MINIMAL_PAIRS: float(right.mean())})
+    return replace(
+        subject,
+        scores={**subject.scores, MINIMAL_PAIRS: float(right.mean())},
+        by_example={**subject.by_example, MINIMAL_PAIRS: right},
+    )
 
 
 def with_text(subject: Subject, lines: Sequence[str], tracking_uri: str | None) -> Subject:

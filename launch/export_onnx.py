@@ -97,10 +97,11 @@ def _add(folder: Path, arguments: argparse.Namespace) -> list[str]:
     if report.weights_were:
         lines.append(f"{ONNX_FILE}: the weights were {' and '.join(report.weights_were)}, and are float32 there")
     if arguments.int8:
-        from trainer.evaluation.int8_agreement import MIN_AGREEMENT, Int8Data, add_checked_int8, lines_of, summary
+        from trainer.evaluation.int8_agreement import MIN_AGREEMENT, add_checked_int8, lines_of, summary
+        from trainer.evaluation.labeled_file import LabeledFile
 
         columns = (arguments.text_column, arguments.pair_column, arguments.label_column)
-        data = Int8Data(arguments.int8_data, *columns, arguments.quoting)
+        data = LabeledFile(arguments.int8_data, *columns, arguments.quoting)
         least = MIN_AGREEMENT if arguments.min_agreement is None else arguments.min_agreement
         compared = add_checked_int8(folder, arguments.onnx, data, least)
         lines += [f"{INT8_FILE}: {summary(compared)}", *lines_of(compared)]

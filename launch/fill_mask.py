@@ -121,12 +121,12 @@ def open_model(
     """Open a registered model, an exported folder or a run's checkpoint.
 
     Raises:
-        UsageError: the model is fine-tuned, none of `texts` has a mask, or the model `generates` and was not trained
-            for it; checked before the model is loaded.
+        UsageError: the model fills no masks, none of `texts` has one, or the model `generates` and was not trained for
+            it; checked before the model is loaded.
     """
     from trainer.inference.fill_mask import MASK_TOKEN, FillMask
     from trainer.inference.pulled_model import is_checkpoint, pull
-    from trainer.model.model_folder import check_not_fine_tuned, named_mask_token
+    from trainer.model.model_folder import check_fills_masks, named_mask_token
 
     has_mask = texts is None or any(MASK_TOKEN in each.text for each in texts)
     if is_checkpoint(model):
@@ -139,7 +139,7 @@ def open_model(
             check_rates(rates_of_checkpoint(find_checkpoint(Path(model))))
         return FillMask(model)
     folder = pull(model, tracking_uri=tracking_uri)
-    check_not_fine_tuned(folder, model)
+    check_fills_masks(folder, model)
     if generates:
         from trainer.inference.masking_rates import check_rates, rates_of_export
 

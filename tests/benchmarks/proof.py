@@ -37,16 +37,15 @@ import corpus_part
 import fills
 import ltg_bert  # noqa: F401  (AutoModelForMaskedLM finds the architecture)
 import reports
-import torch
 from encoder_runs import Corpus, Recipe, train_once
 from machine import REPOSITORY, commit_of
 from matplotlib.figure import Figure
 
 from data_prep.base.errors import run_command
 from data_prep.storage.locks import IsHeld, hold_lock
-from trainer.data.minimal_pairs import EncodedPairs, MinimalPair, judge, pair_scores, read_minimal_pairs
+from trainer.data.minimal_pairs import MinimalPair, judge, read_minimal_pairs
 from trainer.distributed.memory import keep_freed_memory
-from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
+from trainer.evaluation.masked_scorers import score_pairs
 from trainer.inference.fill_mask import FillMask
 
 NUM_WORDS, WORDS_SEED = 10_000_000, 1
@@ -251,10 +250,8 @@ def score(model: Path, minimal_pairs: Sequence[MinimalPair]) -> dict[str, Any]:
     """Parameters of a Hugging Face folder; its accuracy on minimal pairs, overall with its interval and by field."""
     loaded = FillMask.load(model)
     pairs = [pair._replace(field=pair.field.replace("/", "_")) for pair in minimal_pairs]
-    encode, scorer = SentenceEncoder(loaded.tokenizer), scorer_of(loaded, torch.device("cpu"), torch.float32)
     started_at = time.process_time()
-    encoded = EncodedPairs.encode(pairs, encode, loaded.tokenizer.mask_token_id, loaded.max_length)
-    scores = pair_scores(encoded, scorer)
+    scores = score_pairs(loaded, pairs)  # as `clozeworks compare --minimal-pairs` does
     scoring_cpu_seconds = time.process_time() - started_at
     report = judge(pairs, scores)
     return {

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from data_prep.base.errors import UserError
-from launch import compare
+from launch import compare, predict
 from tests.support.error_codes import coded
+from tests.trainer.finetuning.test_fitted_model import save
+from trainer.inference.preprocessor import Preprocessor, load_text_tokenizer
 from trainer.tracking.status import State, write_status
 
 FACTS = dict.fromkeys(("mlm_probability", "mask_unit", "seed", "sequence_length", "rows", "valid_split"), "1")
@@ -73,3 +77,120 @@ def test_a_run_that_may_still_change_is_named(
     command(monkeypatch, str(stopped), str(other))
     out = capsys.readouterr().out
     assert f"{stopped} has not finished" in out and f"{other} has not finished" not in out
+
+
+@pytest.fixture(scope="module")
+def fitted(tiny_hugging_face: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Fitted models before any fit: two of the classes x and y, one of x and z, and one of numbers."""
+    folder = tmp_path_factory.mktemp("fitted modèles")
+    preprocessor = Preprocessor(load_text_tokenizer(tiny_hugging_face), 32, True)
+    for name in ("one", "two", "other"):
+        save("classification", tiny_hugging_face, preprocessor, folder / name)
+    save("regression", tiny_hugging_face, preprocessor, folder / "number")
+    turn = json.loads((folder / "two" / "config.json").read_text())
+    turn["id2label"] = {"0": "y", "1": "x"}  # the same classes in another order
+    (folder / "two" / "config.json").write_text(json.dumps(turn))
+    (folder / "other" / "config.json").write_text(json.dumps(turn | {"id2label": {"0": "x", "1": "z"}}))
+    return {name: folder / name for name in ("one", "two", "other", "number")}
+
+
+@pytest.fixture
+def examples(tmp_path: Path) -> Path:
+    path = tmp_path / "held out.tsv"
+    path.write_text("a\tc\n" + "".join(f"{'the cat ' * (n % 5)}sat\t{'xy'[n % 3 == 0]}\n" for n in range(40)))
+    return path
+
+
+def test_fitted_models_are_scored_side_by_side_as_predict_scores_them(
+    fitted: dict[str, Path],
+    examples: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "out"
+    command(
+        monkeypatch, f"1={fitted['one']}", f"2={fitted['two']}", "--labeled", str(examples), "--output", str(output)
+    )
+    out = capsys.readouterr().out
+    rows = json.loads((output / "comparison.json").read_text())["scores"]
+    scores = {(row["metric"], row["group"]): row["mean"] for row in rows}
+    assert {metric for metric, _ in scores} == {"labeled/accuracy", "labeled/f1", "labeled/mcc"}
+    assert scores["labeled/accuracy", "1"] + scores["labeled/accuracy", "2"] == pytest.approx(1)  # turned round
+    over_rows = [row for row in rows if row.get("basis") == "40 rows"]
+    assert [row["metric"] for row in over_rows] == ["labeled/accuracy"] and None not in over_rows[0]["interval"]
+    assert (output / "comparison.png").is_file()
+    monkeypatch.setattr("sys.argv", ["predict.py", "--model", str(fitted["one"]), "--input", str(examples)])
+    monkeypatch.setattr("sys.argv", [*sys.argv, "--label-column", "c", "--output", str(tmp_path / "predicted.tsv")])
+    predict.main()
+    assert "not compared" not in out
+    assert (
+        f"accuracy {scores['labeled/accuracy', '1']:.4f}, f1 {scores['labeled/f1', '1']:.4f}" in capsys.readouterr().out
+    )
+
+
+def test_fits_of_several_seeds_have_a_spread(
+    fitted: dict[str, Path],
+    examples: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    again = shutil.copytree(fitted["two"], tmp_path / "again")
+    facts = json.loads((again / "finetune.json").read_text())
+    (again / "finetune.json").write_text(json.dumps(facts | {"seed": 7}))
+    command(monkeypatch, str(fitted["one"]), f"both={fitted['one']},{again}", "--labeled", str(examples))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (group,) = [line for line in lines if line[:2] == ["both", "2"]]
+    assert group[2:4] == ["0,", "7"]
+    both = next(line for line in lines if line[:1] == ["labeled/accuracy"] and line[2] == "both")
+    assert float(both[3]) == 0.5 and float(both[4]) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("other", "code", "part"),
+    [
+        ("number", "other-task", "regression"),
+        ("other", "other-labels", "(y, z: only one of them has each)"),
+        ("pretrained", "not-fine-tuned", "clozeworks finetune"),
+        ("run", "missing-path", "nothing"),
+    ],
+)
+def test_models_that_do_not_compare_on_labels_are_refused_before_any_is_loaded(
+    other: str,
+    code: str,
+    part: str,
+    fitted: dict[str, Path],
+    examples: Path,
+    tiny_hugging_face: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainer.finetuning.fitted_model.load_pretrained", None)
+    named = {**fitted, "pretrained": tiny_hugging_face, "run": fitted["one"]}
+    file = examples.with_name("nothing.tsv") if other == "run" else examples
+    with pytest.raises(UserError, check=coded(code)) as raised:
+        command(monkeypatch, str(fitted["one"]), str(named[other]), "--labeled", str(file))
+    assert part in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_file_of_other_columns_or_labels_is_refused(
+    fitted: dict[str, Path], examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = (str(fitted["one"]), str(fitted["two"]), "--labeled")
+    with pytest.raises(UserError, check=coded("unknown-column")):
+        command(monkeypatch, *both, str(examples), "--label-column", "nothing")
+    (tmp_path / "w.tsv").write_text("a\tc\nthe cat\tw\n")
+    with pytest.raises(UserError, check=coded("unknown-label")):
+        command(monkeypatch, *both, str(tmp_path / "w.tsv"))
+    (tmp_path / "empty.tsv").write_text("")
+    with pytest.raises(UserError):
+        command(monkeypatch, *both, str(tmp_path / "empty.tsv"))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--label-column", "c"], ["--labeled", "f.tsv", "--text", "t"], ["--quoting"], ["--no-quoting"]]
+)
+def test_options_of_labels_need_a_labeled_file_alone(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, check=lambda ended: ended.code == 2):
+        compare.parse_arguments(["a", "b", *arguments])
+    assert "--labeled" in capsys.readouterr().err

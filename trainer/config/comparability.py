@@ -26,6 +26,7 @@ _BY_METRIC = (
     (regex.compile(r"valid/own_\w+"), (*_OF_VALID, "own")),
     (regex.compile(r"valid/word_\w+"), ("words",)),
     (regex.compile(r"text/word_\w+"), ("text_words",)),
+    (regex.compile(r"labeled/\w+"), ("labeled_examples",)),
     (regex.compile(r"valid/minimal_pairs_\w+"), ("minimal_pairs",)),
     (regex.compile(r"valid/\w+"), (*_OF_VALID, "own", "objectives")),
 )

@@ -2,9 +2,9 @@
 
 A group is a recipe with one or more seeds. Scores whose facts differ (`trainer/config/comparability.py`) are not
 compared. The interval of a difference comes from the seeds: if both groups have the same seeds, from the differences of
-equal seeds (a paired t interval), else from both groups (Welch 1947). The accuracy of minimal pairs also has an
-interval over the pairs, which are resampled together for both groups. It shows how well the pairs separate
-two models; the interval over seeds shows how well two recipes are separated.
+equal seeds (a paired t interval), else from both groups (Welch 1947). A mean over examples (minimal pairs, rows of a
+labeled file) also has an interval over the examples, which are resampled together for both groups. It shows how well
+the examples separate two models; the interval over seeds shows how well two recipes are separated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from trainer.evaluation.suite_settings import Suite
 MINIMAL_PAIRS = "minimal pairs"
 """Metric of the pairs that the comparison scores; a run has `valid/minimal_pairs_accuracy`."""
 _SHOWN = re.compile(
-    r"(?:valid|average)/(?!word_(?:count|bytes)$|.*perplexity$)[\w-]+|suite/[\w-]+/[\w-]+|text/[\w-]+|minimal pairs"
+    r"(?:valid|average)/(?!word_(?:count|bytes)$|.*perplexity$)[\w-]+|suite/[\w-]+/[\w-]+|(?:text|labeled)/[\w-]+"
+    "|minimal pairs"
 )
 _LOWER_IS_BETTER = re.compile(r".*(?:loss(?:_at_\d+)?|rmse|perplexity|bits_per_byte)")
 _HIGHER_IS_BETTER = re.compile(r".*accuracy(?:_top5)?")
@@ -61,8 +62,8 @@ class Subject:
     """Whether the scores are final, unlike those of a run that trains or will resume."""
     by_seed: Mapping[str, Mapping[int, float]] | None = None
     """Scores by metric and by seed of the fine-tuning, if a suite has several seeds."""
-    right: np.ndarray | None = None
-    """(pairs,) bool: the minimal pairs that the subject judges right."""
+    by_example: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """(examples,) scores of the examples, such as minimal pairs, by the metric that is their mean."""
     lower_is_better: Mapping[str, bool | None] = field(default_factory=dict)
     """Whether lower is better, by metric, for scores whose names do not show it; None if it is unknown."""
 
@@ -121,7 +122,7 @@ def _is_lower_better(metric: str) -> bool:
 def _is_lower_better_of_run(metric: str) -> bool | None:
     """Return whether lower is better; None for another value of an objective of the user's own."""
     is_known = metric == MINIMAL_PAIRS or _LOWER_IS_BETTER.fullmatch(metric) or _HIGHER_IS_BETTER.fullmatch(metric)
-    return _is_lower_better(metric) if is_known or metric.startswith(("suite/", "text/")) else None
+    return _is_lower_better(metric) if is_known or metric.startswith(("suite/", "text/", "labeled/")) else None
 
 
 def recipe_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,28 +213,29 @@ def seed_difference(first: Sequence[tuple[int | None, float]], other: Sequence[t
     return Difference(value, value - margin, value + margin, basis)
 
 
-def pair_difference(pairs: Sequence[MinimalPair], first: Group, other: Group) -> Difference | None:
-    """Return the difference of accuracies with an interval over the pairs; None if a group has no scores of pairs.
+def example_difference(metric: str, strata: Sequence[str], unit: str, first: Group, other: Group) -> Difference | None:
+    """Return the difference of means with an interval over the examples; None if a group has no scores of examples.
 
-    The pairs are drawn with replacement within each paradigm, `NUM_RESAMPLES` times with a fixed seed. A pair counts
-    with the mean over the subjects of the group. Because differences have few values, a resample draws their counts.
+    The examples are drawn with replacement within each stratum (of minimal pairs the paradigm), `NUM_RESAMPLES` times
+    with a fixed seed. An example counts with the mean over the subjects of the group. Because differences have few
+    values, a resample draws their counts.
     """
-    shares = []
+    means = []
     for group in (first, other):
-        judged = [each.right for each in group.subjects if each.right is not None]
-        if not judged:
+        scores = [each.by_example[metric] for each in group.subjects if metric in each.by_example]
+        if not scores:
             return None
-        shares.append(np.mean(judged, axis=0))
-    gains = shares[1] - shares[0]  # (pairs,)
+        means.append(np.mean(scores, axis=0))
+    gains = means[1] - means[0]  # (examples,)
     if len(gains) < FEWEST_PAIRS:
-        return Difference(float(gains.mean()), basis=f"no interval: {len(gains)} pairs are too few")
-    paradigms = np.array([pair.paradigm for pair in pairs])
+        return Difference(float(gains.mean()), basis=f"no interval: {len(gains)} {unit} are too few")
+    names = np.array(strata)
     generator, drawn = np.random.default_rng(0), np.zeros(NUM_RESAMPLES)
-    for paradigm in dict.fromkeys(paradigms.tolist()):
-        values, counts = np.unique(gains[paradigms == paradigm], return_counts=True)
+    for name in dict.fromkeys(strata):
+        values, counts = np.unique(gains[names == name], return_counts=True)
         drawn += generator.multinomial(counts.sum(), counts / counts.sum(), NUM_RESAMPLES) @ values
     low, high = np.quantile(drawn / len(gains), (0.025, 0.975)).tolist()
-    return Difference(float(gains.mean()), low, high, f"{len(gains):,} pairs")
+    return Difference(float(gains.mean()), low, high, f"{len(gains):,} {unit}")
 
 
 def comparison(groups: Sequence[Group], pairs: Sequence[MinimalPair] = ()) -> dict[str, Any]:
@@ -242,7 +244,8 @@ def comparison(groups: Sequence[Group], pairs: Sequence[MinimalPair] = ()) -> di
     if not metrics:
         raise UsageError(
             f"{first.label} has no score that another group has too",
-            fix="compare evaluated runs (data with a valid split), or give --minimal-pairs, --text or --suite",
+            fix="compare evaluated runs (data with a valid split), or give --minimal-pairs, --text or --suite, or for "
+            "fine-tuned models --labeled",
             code="nothing-to-compare",
         )
     known = {name: value for each in first.subjects for name, value in each.lower_is_better.items()}
@@ -254,8 +257,10 @@ def comparison(groups: Sequence[Group], pairs: Sequence[MinimalPair] = ()) -> di
                 rows.append(_row(metric, is_lower_better, group.label, values, None))
                 continue
             results: list[Difference | NotCompared | None] = [difference(metric, first, group) if values else None]
-            if metric == MINIMAL_PAIRS:
-                results.append(pair_difference(pairs, first, group))
+            if isinstance(results[0], Difference) and (scored := first.subjects[0].by_example.get(metric)) is not None:
+                is_of_pairs = metric == MINIMAL_PAIRS
+                strata = [pair.paradigm for pair in pairs] if is_of_pairs else [""] * len(scored)
+                results.append(example_difference(metric, strata, "pairs" if is_of_pairs else "rows", first, group))
             rows += [_row(metric, is_lower_better, group.label, values, each) for each in results if each is not None]
     return {
         "groups": [
@@ -309,7 +314,8 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
     if single:
         yield f"only one seed of {', '.join(single)}: a difference may come from the seed"
     for group in groups:
-        seeds = [each.seed for each in group.subjects if each.seed is not None]
+        # Fits of one seed may start from different encoders, so that models of unknown settings do not count.
+        seeds = [each.seed for each in group.subjects if each.seed is not None and each.recipe is not None]
         if len(set(seeds)) < len(seeds):
             yield f"{group.label} has runs with the same seed, which say nothing about other seeds"
 

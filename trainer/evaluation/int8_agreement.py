@@ -13,9 +13,9 @@ import torch
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
+from trainer.evaluation.labeled_file import LabeledFile, read_file
 from trainer.finetuning.examples import Columns, Examples, read_examples, text_of
-from trainer.finetuning.fitted_model import FittedModel, read_facts
-from trainer.finetuning.task_data import check_labels
+from trainer.finetuning.fitted_model import FittedModel
 from trainer.finetuning.tasks import ExamplePrediction, Task
 from trainer.hf_export.onnx_export import (
     INT8_FILE,
@@ -42,17 +42,6 @@ SAME_VECTOR = 0.99
 SAME_NUMBER = 0.1
 """Largest difference of two numbers that count as the same, in standard deviations of the float32 predictions."""
 _TIMED_ROWS, _ROUNDS = 256, 3
-
-
-@dataclass(frozen=True)
-class Int8Data:
-    """A file of texts, and its columns; those that are None are the columns of the training data."""
-
-    path: Path
-    text_column: str | None = None
-    pair_column: str | None = None
-    label_column: str | None = None
-    quoting: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +79,7 @@ class _Comparison:
     batch_size: int = BATCH_SIZE
 
 
-def add_checked_int8(folder: Path, part: Part, data: Int8Data, min_agreement: float) -> Int8Report:
+def add_checked_int8(folder: Path, part: Part, data: LabeledFile, min_agreement: float) -> Int8Report:
     """Write model_quantized.onnx beside model.onnx if its predictions on the data agree with those of model.onnx.
 
     Raises:
@@ -174,21 +163,11 @@ def _meaning(unit: str) -> str:
     return ""
 
 
-def _compare_predictions(folder: Path, data: Int8Data, sides: Mapping[str, OnnxModel]) -> _Comparison:
+def _compare_predictions(folder: Path, data: LabeledFile, sides: Mapping[str, OnnxModel]) -> _Comparison:
     """Compare the predictions of a fitted model."""
-    fitted, facts = FittedModel.load(folder), read_facts(folder)
+    fitted = FittedModel.load(folder)
     task = fitted.task
-    columns = Columns(
-        data.text_column or (facts.text_column if facts else "text"),
-        data.pair_column or (facts.pair_column if facts else None),
-        data.label_column or "",
-    )
-    quoting = data.quoting if data.quoting is not None else facts is None or facts.quoting
-    parse = task.parse_label if data.label_column else None
-    examples = read_examples(
-        data.path, columns, task.parse_text, parse, quoting, skip_bad=True, read_label_column=task.read_label_column
-    )
-    check_labels(task, examples, data.path)
+    examples = read_file(data, folder, task)
     predictions = {
         name: replace(fitted, model=graph).predict(examples, BATCH_SIZE)[0]  # type: ignore[arg-type]  # called alike
         for name, graph in sides.items()
@@ -214,7 +193,7 @@ def equal_predictions(
     return sum(one == other for one, other in pairs), len(pairs), "rows"
 
 
-def _compare_masked(folder: Path, data: Int8Data, sides: Mapping[str, OnnxModel]) -> _Comparison:
+def _compare_masked(folder: Path, data: LabeledFile, sides: Mapping[str, OnnxModel]) -> _Comparison:
     """Compare the likeliest token at masked positions, and with the token that was there."""
     preprocessor = Preprocessor.load(folder)
     mask = preprocessor.tokenizer.mask_token_id
@@ -248,7 +227,7 @@ def _compare_masked(folder: Path, data: Int8Data, sides: Mapping[str, OnnxModel]
     )
 
 
-def _compare_vectors(folder: Path, data: Int8Data, sides: Mapping[str, OnnxModel]) -> _Comparison:
+def _compare_vectors(folder: Path, data: LabeledFile, sides: Mapping[str, OnnxModel]) -> _Comparison:
     """Compare the means of the hidden states."""
     preprocessor = Preprocessor.load(folder)
     rows = preprocessor.rows(_texts(data).texts)[0]
@@ -261,7 +240,7 @@ def _compare_vectors(folder: Path, data: Int8Data, sides: Mapping[str, OnnxModel
     return _Comparison(equal, len(rows), "texts", timed, preprocessor, {}, len(rows))
 
 
-def _texts(data: Int8Data) -> Examples:
+def _texts(data: LabeledFile) -> Examples:
     columns = Columns(data.text_column or "text", None, "")
     return read_examples(data.path, columns, text_of, None, data.quoting is not False, skip_bad=True)
 

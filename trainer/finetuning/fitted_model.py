@@ -127,15 +127,11 @@ class FittedModel:
     @classmethod
     def load(cls, folder: Path) -> FittedModel:
         """Load a folder that `save_fitted_model` wrote, or a classifier, tagger or question answerer from elsewhere."""
-        config, facts = load_config(folder), read_facts(folder)
-        name = facts.task if facts else _task_of(config, folder)
-        if name == "embedding":
-            raise gives_vectors(str(folder))
-        task = make_task(name, [str(text) for _, text in sorted(config.id2label.items())])
-        model, missing = load_pretrained(task.auto_class, folder, f"a model for {name}")
+        facts, task = read_facts(folder), read_fitted_task(folder)
+        model, missing = load_pretrained(task.auto_class, folder, f"a model for {task.name}")
         if missing:
             names = ", ".join(sorted(missing)[:3])
-            raise not_fine_tuned(f"{folder} lacks the weights {names}, so it was not fine-tuned for {name}")
+            raise not_fine_tuned(f"{folder} lacks the weights {names}, so it was not fine-tuned for {task.name}")
         preprocessor = Preprocessor.load(folder)
         if facts is not None:
             preprocessor = replace(preprocessor, max_length=min(facts.max_length, preprocessor.max_length))
@@ -147,6 +143,19 @@ class FittedModel:
             encoded = self.task.encode(examples, self.preprocessor)
         outputs, _ = predict(self.model, encoded.rows, self.preprocessor.collate, batch_size)
         return self.task.decode(outputs, encoded, examples), encoded.num_truncated
+
+
+def read_fitted_task(folder: Path) -> Task:
+    """Return the task of a fitted model with its labels; the weights are not read.
+
+    Raises:
+        UserError: the model was not fine-tuned, or for vectors.
+    """
+    config, facts = load_config(folder), read_facts(folder)
+    name = facts.task if facts else _task_of(config, folder)
+    if name == "embedding":
+        raise gives_vectors(str(folder))
+    return make_task(name, [str(text) for _, text in sorted(config.id2label.items())])
 
 
 def _task_of(config: PreTrainedConfig, folder: Path) -> str:

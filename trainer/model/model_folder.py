@@ -246,6 +246,31 @@ def check_not_fine_tuned(folder: Path, name: str) -> None:
         )
 
 
+def check_fills_masks(folder: Path, name: str) -> None:
+    """Refuse a model whose config.json names a class that fills no masks, before it is loaded.
+
+    Raises:
+        UsageError: it is fine-tuned, predicts the next token, or tells replaced tokens from others; `name` is what the
+            user called the folder.
+    """
+    check_not_fine_tuned(folder, name)
+    classes = read_config(folder).get("architectures")
+    first = str(classes[0]) if isinstance(classes, list) and classes else ""
+    if first == "ElectraForPreTraining":
+        raise UsageError(
+            f"{name} is the discriminator of ELECTRA ({first}), which tells replaced tokens from others and fills no "
+            "masks",
+            fix="give its generator, which is of class ElectraForMaskedLM and has a folder of its own",
+            code="fills-no-masks",
+        )
+    if first.endswith(("LMHeadModel", "ForCausalLM")) and not first.endswith("WithLMHeadModel"):  # XLM and FlauBERT
+        raise UsageError(
+            f"{name} is of class {first}, which predicts the tokens that follow and fills no masks",
+            fix="give a masked language model, such as BERT, RoBERTa or ModernBERT",
+            code="fills-no-masks",
+        )
+
+
 def gives_vectors(name: str) -> UsageError:
     return UsageError(
         f"{name} was fine-tuned for vectors of texts, and labels nothing",

@@ -73,6 +73,12 @@ def open_pretrained(auto_class: str, folder: Path, purpose: str, headers_alone: 
 
         auto = getattr(transformers, auto_class)
         try:
+            if type(config) not in getattr(auto, "_model_mapping", [type(config)]):
+                raise UserError(
+                    f"{folder} is a {config.model_type} model, which transformers cannot load as {purpose}",
+                    fix="give a model of another kind, such as BERT, RoBERTa or ModernBERT",
+                    code="model-not-loadable",
+                )
             _check_kinds(folder)
             _check_size(auto, config, folder)
             model, info = auto.from_pretrained(

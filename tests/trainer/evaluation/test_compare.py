@@ -22,8 +22,8 @@ from trainer.evaluation.compare import (
     comparison,
     difference,
     directions,
+    example_difference,
     grouped,
-    pair_difference,
     picture,
     recipe_of,
     seed_difference,
@@ -135,7 +135,7 @@ def pairs_of(count: int) -> list[MinimalPair]:
 
 
 def judged(name: str, right: np.ndarray, seed: int) -> Subject:
-    return Subject(name, {MINIMAL_PAIRS: float(right.mean())}, seed=seed, right=right)
+    return Subject(name, {MINIMAL_PAIRS: float(right.mean())}, seed=seed, by_example={MINIMAL_PAIRS: right})
 
 
 def test_the_interval_over_pairs_is_that_of_drawing_pairs_for_both_groups_together() -> None:
@@ -144,18 +144,20 @@ def test_the_interval_over_pairs_is_that_of_drawing_pairs_for_both_groups_togeth
     rights = [generator.random(600) < share for share in (0.6, 0.6, 0.7, 0.7)]
     first, other = (Group(name, tuple(judged(name, right, n) for n, right in enumerate(rights[start : start + 2])))
                     for name, start in (("a", 0), ("b", 2)))  # fmt: skip
-    found = pair_difference(pairs, first, other)
+    strata = [pair.paradigm for pair in pairs]
+    found = example_difference(MINIMAL_PAIRS, strata, "pairs", first, other)
     gains = np.mean(rights[2:], axis=0) - np.mean(rights[:2], axis=0)
     chosen = [generator.choice(np.arange(n, 600, 3), (20_000, 200)) for n in range(3)]
     low, high = np.quantile(gains[np.concatenate(chosen, axis=1)].mean(axis=1), (0.025, 0.975))
     assert found is not None and found.value == pytest.approx(gains.mean())
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.004)
-    assert pair_difference(pairs, first, Group("c", (Subject("c", {}),))) is None
+    assert example_difference(MINIMAL_PAIRS, strata, "pairs", first, Group("c", (Subject("c", {}),))) is None
 
 
 def test_few_pairs_have_no_interval() -> None:
     right = np.array([True, False])
-    found = pair_difference(pairs_of(2), Group("a", (judged("a", right, 0),)), Group("b", (judged("b", ~right, 0),)))
+    first, other = Group("a", (judged("a", right, 0),)), Group("b", (judged("b", ~right, 0),))
+    found = example_difference(MINIMAL_PAIRS, ["x", "x"], "pairs", first, other)
     assert found is not None and found.low is None and "too few" in found.basis
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.support.error_codes import coded
 from tests.trainer.data.test_minimal_pairs import other_model
 from trainer.evaluation.word_scores import hidden_words, read_lines, score_words
 from trainer.inference.fill_mask import FillMask
+from trainer.model.model_folder import check_fills_masks
 
 LINES = ["the cats sat on the mat", "it was  written", "sat it"]
 
@@ -85,10 +87,18 @@ def test_a_file_that_has_no_text_is_refused(content: bytes, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "head", ["ElectraForPreTraining", "BertModel", "BertForSequenceClassification", "GPT2LMHeadModel"]
+    ("head", "problem", "fix", "code"),
+    [
+        ("ElectraForPreTraining", "discriminator of ELECTRA", "its generator", "fills-no-masks"),
+        ("GPT2LMHeadModel", "predicts the tokens that follow", "give a masked language model", "fills-no-masks"),
+        ("BertLMHeadModel", "predicts the tokens that follow", "give a masked language model", "fills-no-masks"),
+        ("T5ForConditionalGeneration", "is a t5 model", "such as BERT", "model-not-loadable"),
+        ("BertModel", "random weights", "trained as a masked language model", "missing-weights"),
+        ("BertForSequenceClassification", "fills no masks", "clozeworks predict", "fine-tuned-model"),
+    ],
 )
 def test_a_model_without_a_trained_head_for_masks_is_refused(
-    head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    head: str, problem: str, fix: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = made("bert", tmp_path / "good")
     folder = made("bert", tmp_path / "other")
@@ -98,5 +108,14 @@ def test_a_model_without_a_trained_head_for_masks_is_refused(
     text = tmp_path / "text.txt"
     text.write_text(LINES[0], encoding="utf-8")
     monkeypatch.setattr("sys.argv", ["compare.py", f"a={good}", f"b={folder}", "--text", str(text)])
-    with pytest.raises(UserError, match=r"masked language model|fills no masks"):
+    with pytest.raises(UserError, check=coded(code)) as raised:
         compare.main()
+    message = str(raised.value)
+    assert problem in message and fix in message and str(folder) in message
+    assert "Config" not in message and len(message) < 400
+
+
+@pytest.mark.parametrize("model_class", ["ElectraForMaskedLM", "XLMWithLMHeadModel", "BartForConditionalGeneration"])
+def test_a_class_that_fills_masks_is_not_refused(model_class: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [model_class]}))
+    check_fills_masks(tmp_path, "name")
