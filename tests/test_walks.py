@@ -85,7 +85,7 @@ def test_the_words_of_a_model_are_compared_by_their_layout(shown: str, printed: 
     assert first_missing([shown], [printed], any_words=True) == (None if same else shown)
 
 
-@pytest.mark.parametrize("name", [*WALKS, LESSON])
+@pytest.mark.parametrize("name", [*WALKS, LESSON, "launch/DOWNSTREAM.md"])
 def test_a_walk_is_short(name: str) -> None:
     assert page_of(name).count("\n") <= MOST_LINES
 
