@@ -15,12 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from data_prep.base.errors import UserError
 from tests.benchmarks import __main__ as command
-from tests.benchmarks import corpus_part, language_tables, page, plots, reports, running
+from tests.benchmarks import corpus_part, language_tables, large_tables, page, plots, reports, running
 from tests.benchmarks.catalog import BENCHMARKS, Benchmark
 from tests.benchmarks.reports import Row, figure
 from tests.support import fork_server
@@ -35,6 +36,7 @@ BY_HAND = [
 ]
 GROWING = (*("speedrun", "proof", "ablations", "masking", "adoption", "causal", "distillation", "domain", "retrieval"),)
 """Benchmarks whose results grow run by run and have tables of their own."""
+NAMES = {*(benchmark.name for benchmark in BENCHMARKS), *page.OTHERS}
 AGAIN = "run python -m tests.benchmarks --readme"
 
 
@@ -53,7 +55,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 
 def test_the_tables_of_the_pages_are_exactly_what_the_results_give(measured: dict[str, reports.Report]) -> None:
     assert page.names_in(FRONT) == ["summary", "language"]
-    assert set(page.names_in(TABLES)) == {"fills", *(benchmark.name for benchmark in BENCHMARKS)}
+    assert set(page.names_in(TABLES)) == {"fills", *NAMES}
     for text in PAGES.values():
         assert page.rewritten(text, measured) == text, AGAIN
 
@@ -62,6 +64,56 @@ def test_the_picture_of_all_ratios_is_that_of_the_results(measured: dict[str, re
     picture = (reports.RESULTS / command.RATIOS).read_text(encoding="utf-8")
     assert picture == command.ratios_picture(measured), AGAIN
     assert len(picture) < 100_000
+
+
+def test_the_curves_of_the_large_encoder_are_those_of_the_results(measured: dict[str, reports.Report]) -> None:
+    picture = (reports.RESULTS / large_tables.PICTURE).read_text(encoding="utf-8")
+    assert picture == large_tables.picture(measured["large"]), AGAIN
+    assert len(picture) < 100_000
+
+
+def test_the_memory_of_the_large_encoder_was_estimated_within_a_tenth(measured: dict[str, reports.Report]) -> None:
+    assert 0.9 < large_tables.worst_estimate(measured["large"]) < 1.1
+
+
+def large_report(steps: int, **found: Any) -> reports.Report:
+    """A large encoder after so many steps of 400, with what some of its steps found."""
+    plan = {"parameters": 312_286_208, "settings": ["zero.stage=2"], "process_gib": 0.9, "ranks_2": {"total": 4.1}}
+    start = {"leg": "two ranks", "ranks": 2, "from": 0, "to": steps, "pss_gib": [4.0, 5.0], "written_gib": 7.25}
+    not_begun = {"leg": "two ranks", "ranks": 2, "from": steps, "to": steps, "pss_gib": [0.5], "written_gib": 0.0}
+    curve = [[step, 7.0 + 1.0 / step] for step in range(1, steps + 1)]
+    run = {"preset": "bert_large", "parameters": 312_286_208, "step": steps, "planned": 400, "train_loss": curve}
+    run |= {"valid_loss": [], "seconds_per_step": None, "starts": [start, not_begun]}
+    small = run | {"preset": "small_cpu", "parameters": None, "train_loss": [], "starts": []}
+    of_steps = {"data": {"unigram_entropy": 6.5}, "plan": plan, "export": None, **found}
+    details = {"steps_planned": 400, "batch_tokens": 2048, "sequence_length": 128, "steps": of_steps}
+    details |= {"large": run, "small": small, "medium": small}
+    return shaped(details) | {"commit": "abcdef0"}
+
+
+def test_the_large_encoder_is_shown_as_far_as_it_came() -> None:
+    lines = list(large_tables.large(large_report(80)))
+    assert lines[0].startswith("80 of 400 steps are done. 312,286,208 parameters")
+    assert "| (unigram entropy of the valid split: 6.500 nats) | 312.3M, bert_large |" in lines, "nothing beside it yet"
+    assert "| valid loss | not measured yet |" in lines and "| export | not measured yet |" in lines
+    rows = [line for line in lines if line.startswith("| two ranks")]
+    assert rows == ["| two ranks | 2 | 1 to 80 | 4.00, 5.00 | 5.00 | 1.00 | 7.2 |"], "a start that took no step is none"
+    killed = {"end": "SIGKILL of rank 1", "ended_at_step": 120, "state": "failed", "seconds_to_end": 31.2}
+    found = {"train, two ranks": killed, "export": {"seconds": 61.0, "bytes": 1_250_000_000}}
+    lines = list(large_tables.large(large_report(400, **found)))
+    assert lines[0].startswith("All 400 steps are done.")
+    assert "| SIGKILL of rank 1 after step 120 | failed, all processes gone after 31 s |" in lines
+    assert "| export | done in 61 s, 1.25 GB |" in lines
+
+
+def test_curves_fit_their_frame_whatever_they_are() -> None:
+    curves = {"a < b": [(1, 9.75), (100, 6.1)], "one point": [(50, 6.5)]}
+    picture = plots.draw_curves("losses", curves, {"entropy": 6.9}, "nats")
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+    points = [tuple(map(float, point)) for point in re.findall(r"([\d.]+),([\d.]+)", picture)]
+    assert len(points) == 3 and all(56 <= left <= 656 and 40 <= top <= 300 for left, top in points)
+    assert points[0][1] < points[1][1], "a higher loss is further up"
+    assert "a &lt; b" in picture and plots.draw_curves("none", {}, {"entropy": 6.9}, "nats")
 
 
 @pytest.mark.parametrize("path", BY_HAND, ids=lambda path: str(path.relative_to(REPOSITORY)))
@@ -75,12 +127,12 @@ def test_no_page_states_a_speed_outside_the_generated_tables(path: Path) -> None
 
 def test_every_result_says_where_and_how_it_was_measured(measured: dict[str, reports.Report]) -> None:
     assert {path.stem for path in reports.RESULTS.glob("*.json")} == measured.keys()
-    assert measured.keys() == {benchmark.name for benchmark in BENCHMARKS}
+    assert measured.keys() == NAMES
     for report in measured.values():
         assert set(report) == {"date", "commit", "machine", "versions", "command", "rows", "details"}
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", report["date"])
         assert report["machine"]["cores"] and report["versions"]["python"]
-        assert re.match(r"python tests/benchmarks/\w+\.py", report["command"]), report["command"]
+        assert re.match(r"python (tests/benchmarks/\w+\.py|-m tests\.system\.\w+ )", report["command"])
         assert not re.search(r"(^| )/", report["command"])
 
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.base.errors import UserError
-from tests.benchmarks import page, plots, reports
+from tests.benchmarks import large_tables, page, plots, reports
 from tests.benchmarks.catalog import BENCHMARKS
 from tests.benchmarks.running import Inputs, measure
 
@@ -70,12 +70,13 @@ def run_all(arguments: argparse.Namespace) -> int:
 
 
 def write_pages() -> None:
-    """Write the blocks of the pages, and the chart of all ratios beside the results."""
+    """Write the blocks of the pages, and the pictures that are made of the results beside these."""
     found = page.load_reports(reports.RESULTS)
     for path in page.PAGES:
         path.write_text(page.rewritten(path.read_text(encoding="utf-8"), found), encoding="utf-8")
         print(f"{path.relative_to(page.REPOSITORY)}: {', '.join(page.names_in(path.read_text(encoding='utf-8')))}")
     (reports.RESULTS / RATIOS).write_text(ratios_picture(found), encoding="utf-8")
+    (reports.RESULTS / large_tables.PICTURE).write_text(large_tables.picture(found["large"]), encoding="utf-8")
 
 
 def ratios_picture(found: page.Reports) -> str:

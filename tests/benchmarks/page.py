@@ -11,12 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from data_prep.base.errors import UserError
-from tests.benchmarks import language_tables, preparation_tables, reports
+from tests.benchmarks import language_tables, large_tables, preparation_tables, reports
 from tests.benchmarks.catalog import BENCHMARKS, Benchmark
 from tests.benchmarks.reports import Report, Row, figure, measured, rows_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = (REPOSITORY / "README.md", REPOSITORY / "tests" / "benchmarks" / "README.md")
+OTHERS = ("large",)
+"""Reports that no benchmark of the catalog writes: they take hours (`tests/system/bert_large_for_real.py`)."""
 Reports = Mapping[str, Report]
 """By name of the benchmark."""
 _BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n)(.*?)(<!-- end of benchmarks: \2 -->\n)", re.DOTALL)
@@ -24,7 +26,8 @@ _BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n)(.*?)(<!-- end of benchmarks
 
 def load_reports(folder: Path) -> dict[str, Report]:
     """The reports of a folder, in the catalog's order; the rows of the speed run are made of its runs."""
-    paths = [folder / f"{benchmark.name}.json" for benchmark in BENCHMARKS]
+    names = [*(benchmark.name for benchmark in BENCHMARKS), *OTHERS]
+    paths = [folder / f"{name}.json" for name in names]
     found = {path.stem: reports.read_report(path) for path in paths if path.exists()}
     if speedrun := found.get("speedrun"):
         speedrun["rows"] = [vars(row) for row in language_tables.speedrun_rows(speedrun["details"]["runs"])]
@@ -170,4 +173,5 @@ BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
     "distillation": _of("distillation", language_tables.distillation),
     "domain": _of("domain", language_tables.domain),
     "retrieval": _of("retrieval", language_tables.retrieval),
+    "large": _of("large", large_tables.large),
 }

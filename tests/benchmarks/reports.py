@@ -149,7 +149,9 @@ def without_folders(command: str) -> str:
         while option in words:
             index = words.index(option)
             del words[index : index + 2]
-    return " ".join([python, f"tests/benchmarks/{Path(script).name}", *map(_without_folder, words)])
+    path = Path(script)
+    started = f"-m tests.system.{path.stem}" if path.parent.name == "system" else f"tests/benchmarks/{path.name}"
+    return " ".join([python, started, *map(_without_folder, words)])
 
 
 def _without_folder(word: str) -> str:
