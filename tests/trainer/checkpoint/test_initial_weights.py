@@ -169,7 +169,7 @@ def test_a_missing_token_starts_with_bias_0_and_padding_rows_are_shut(family, fo
 def test_a_checkpoint_of_another_tokenizer_than_the_shards_is_refused(folder, writer, family):
     model = PretrainingModel(OURS[family])
     lines, *_ = load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, wanted=Wanted("0" * 64))
-    assert "carries no tokenizer.json" in lines[-1]
+    assert "has no tokenizer.json" in lines[-1]
     fingerprint = Tokenizer.load(WRITERS[writer](folder, ["a few words of text"] * 9, vocab_size=400)).fingerprint
     lines, *_ = load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, wanted=Wanted(fingerprint))
     assert "tokenizer" not in str(lines)

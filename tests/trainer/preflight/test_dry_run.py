@@ -175,11 +175,11 @@ def test_initial_weights_are_looked_at_with_the_tokenizer_of_the_shards(small_sh
         explain(planned(config))
     write_model(tmp_path / "theirs", config)
     told = explain(planned(config)).partition("Initial weights")[2]
-    assert f"{tmp_path / 'theirs'} is a bert of this architecture" in told and "carries no tokenizer.json" in told
+    assert f"{tmp_path / 'theirs'} is a bert of this architecture" in told and "has no tokenizer.json" in told
     count = len(dict(PretrainingModel(config.model, config.all_objectives).named_parameters()))
     assert f"initializes {count} of {count} tensors\n" in told and "dropped" not in told
     shutil.copytree(small_shards / "tokenizer", tmp_path / "theirs", dirs_exist_ok=True)
-    assert "carries no tokenizer.json" not in explain(planned(config))
+    assert "has no tokenizer.json" not in explain(planned(config))
     narrower = load_config("tiny_cpu", [*settings, "model.intermediate_size=100"])
     with pytest.raises(UserError, match="model.intermediate_size is 100 and there"):
         explain(planned(narrower))
