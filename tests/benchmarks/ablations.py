@@ -19,11 +19,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import proof
-from encoder_runs import LINEAR_ADAMW, Corpus, Recipe, measure_missing, train_once
+from encoder_runs import LINEAR_ADAMW, Corpus, Recipe, add_run_options, measure_missing, train_once
 from machine import REPOSITORY, commit_of
 from speedrun import MODEL, corpus_of
 
@@ -174,9 +173,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--words", type=int, default=proof.NUM_WORDS, metavar="N", help="of the epoch's corpus (default %(default)s)"
     )
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
-    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
-    parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")
+    add_run_options(parser)
     return parser.parse_args()
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encoder_runs import Recipe, measure_missing, train_once
+from encoder_runs import Recipe, add_run_options, measure_missing, train_once
 from machine import REPOSITORY, commit_of
 from speedrun import corpus_of
 
@@ -95,9 +95,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="of the tokenizer (default 8192)")
     parser.add_argument("--steps", type=int, default=1000, help="of each run (default %(default)s)")
     parser.add_argument("--teacher", type=Path, metavar="DIR", help="an export with the tokenizer of the corpus")
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
-    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
-    parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")
+    add_run_options(parser)
     return parser.parse_args()
 
 

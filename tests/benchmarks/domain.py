@@ -36,7 +36,7 @@ from typing import Any
 import corpus_part
 import machine
 import numpy as np
-from encoder_runs import Corpus, Recipe, measure_missing, run, train_once
+from encoder_runs import Corpus, Recipe, add_run_options, measure_missing, run, train_once
 from machine import REPOSITORY, commit_of
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -299,9 +299,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--few", action="store_true", help="score with few labels, in rows of another --results")
     parser.add_argument("--draws", type=int, default=DRAWS, help="of few labels (default %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="default %(default)s")
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
-    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
-    parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")
+    add_run_options(parser)
     return parser.parse_args()
 
 

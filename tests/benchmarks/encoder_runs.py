@@ -149,6 +149,13 @@ def missing_runs(
     return missing
 
 
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a benchmark whose rows `measure_missing` adds."""
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
+    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
+    parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")
+
+
 def measure_missing(
     arguments: argparse.Namespace,
     plan: Callable[[Sequence[Mapping[str, Any]]], Sequence[Any]],

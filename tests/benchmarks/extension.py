@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from encoder_runs import EVALUATION, Corpus, Recipe, measure_missing, train_once
+from encoder_runs import EVALUATION, Corpus, Recipe, add_run_options, measure_missing, train_once
 from machine import REPOSITORY, commit_of
 from pretraining_rows import Rows, judge, valid_rows
 from speedrun import corpus_of
@@ -117,9 +117,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--base-steps", type=int, default=1000, help="of rows of 128 (default %(default)s)")
     parser.add_argument("--steps", type=int, default=200, help="of the extension (default %(default)s)")
     parser.add_argument("--seeds", type=int, default=1, help="default %(default)s")
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
-    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
-    parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")
+    add_run_options(parser)
     return parser.parse_args()
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import proof
-from encoder_runs import Corpus, Recipe, measure_missing, run, train_once
+from encoder_runs import Corpus, Recipe, add_run_options, measure_missing, run, train_once
 from machine import REPOSITORY, commit_of
 from speedrun import MODEL, corpus_of
 
@@ -166,9 +166,7 @@ def _parse() -> argparse.Namespace:
         "--words", type=int, default=proof.NUM_WORDS, metavar="N", help="of the corpus (default %(default)s)"
     )
     parser.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="of the tokenizer (default 8192)")
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
-    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
-    parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")
+    add_run_options(parser)
     return parser.parse_args()
 
 

@@ -37,7 +37,7 @@ import corpus_part
 import fills
 import ltg_bert  # noqa: F401  (AutoModelForMaskedLM finds the architecture)
 import reports
-from encoder_runs import Corpus, Recipe, train_once
+from encoder_runs import Corpus, Recipe, add_run_options, train_once
 from machine import REPOSITORY, commit_of
 from matplotlib.figure import Figure
 
@@ -271,9 +271,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--minimal-pairs", type=Path, required=True, metavar="DIR", help="BLiMP's files")
     parser.add_argument("--words", type=int, default=NUM_WORDS, metavar="N", help="of the corpus (default %(default)s)")
     parser.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="of the tokenizer (default 8192)")
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
-    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
-    parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")
+    add_run_options(parser)
     parser.add_argument(
         "--contestants", nargs="+", choices=reports.CONTESTANTS, default=list(reports.CONTESTANTS), help="default: all"
     )

@@ -27,7 +27,7 @@ import corpus_part
 import machine
 import numpy as np
 import torch
-from encoder_runs import Recipe, measure_missing, train_once
+from encoder_runs import Recipe, add_run_options, measure_missing, train_once
 from machine import REPOSITORY, commit_of
 from speedrun import corpus_of
 
@@ -185,9 +185,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=128, help="pairs of a step (default %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="default %(default)s")
     parser.add_argument("--seeds", type=int, default=3, help="fits (default %(default)s)")
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
-    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
-    parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")
+    add_run_options(parser)
     return parser.parse_args()
 
 
