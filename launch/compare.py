@@ -73,8 +73,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     named = ("text_column", "pair_column", "label_column", "quoting")
     if parsed.labeled is None and (lone := [name for name in named if getattr(parsed, name) is not None]):
         parser.error(f"--{lone[0].replace('_', '-')} is only valid with --labeled")
-    if parsed.labeled is not None and (parsed.minimal_pairs is not None or parsed.text is not None):
-        parser.error("--labeled scores fine-tuned models, which --minimal-pairs and --text do not")
+    if parsed.labeled is not None and any((parsed.minimal_pairs, parsed.text, parsed.suite)):
+        parser.error("--labeled scores fine-tuned models, which --minimal-pairs, --text and --suite do not")
     return parsed
 
 

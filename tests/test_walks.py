@@ -79,6 +79,8 @@ def test_the_output_of_a_page_is_compared_by_its_shape(
         ("a 1", "a b", False),
         ("1 2", "1", False),
         ("MODEL: a...", "MODEL: b c", True),
+        ("MODEL: a b", "MODEL: c", True),
+        ("MODEL: a", "mask 1:", False),
     ],
 )
 def test_the_words_of_a_model_are_compared_by_their_layout(shown: str, printed: str, same: bool) -> None:

@@ -188,7 +188,15 @@ def test_a_file_of_other_columns_or_labels_is_refused(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--label-column", "c"], ["--labeled", "f.tsv", "--text", "t"], ["--quoting"], ["--no-quoting"]]
+    "arguments",
+    [
+        ["--label-column", "c"],
+        ["--labeled", "f.tsv", "--text", "t"],
+        ["--labeled", "f.tsv", "--suite", "glue"],
+        ["--labeled", "f.tsv", "--minimal-pairs", "p"],
+        ["--quoting"],
+        ["--no-quoting"],
+    ],
 )
 def test_options_of_labels_need_a_labeled_file_alone(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, check=lambda ended: ended.code == 2):

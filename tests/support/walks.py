@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,10 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# ([\w-]+\.\w+)\n")
 _NUMBER = re.compile(r"\W*0\W*")
 _ANY = "..."
+_HOST = re.compile(rf"\b(?:node-a|{re.escape(socket.gethostname())})\b")
+"""The name of a host on the pages, and that of this one."""
+_MODEL = "MODEL:"
+"""The beginning of a line whose words are those of a model."""
 _SIGN = re.compile(r"(?<!\S)[+-](?=\d)")
 _RESULT = re.compile(r"\b(?:better|worse|not clear)$")
 ONE_HOST = ("text",)
@@ -130,11 +135,13 @@ def _is_shown(line: str, printed: str, any_words: bool) -> bool:
 
 
 def _shape(line: str, any_words: bool) -> str:
-    """A line without the values of its numbers and digests, and without the width of its columns."""
-    line = _SIGN.sub("", _RESULT.sub("RESULT", line))
+    """A line without the values of its numbers, digests and host, and without the width of its columns."""
+    line = _HOST.sub("HOST", _SIGN.sub("", _RESULT.sub("RESULT", line)))
     line = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "HEX", line)
     line = re.sub(r" {2,}", " ", re.sub(r"\d+(?:[.,:]\d+)*", "0", line)).strip()
     if not any_words:
         return line
+    if line.startswith(_MODEL):
+        return _MODEL
     words = re.sub(r" \([^()]*\)$", "", line).split()  # a remark at the end depends on the word
     return " ".join("0" if _NUMBER.fullmatch(word) else "WORD" for word in words)
