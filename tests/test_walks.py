@@ -60,6 +60,9 @@ def test_commands_that_need_two_hosts_are_only_taken_there() -> None:
         (["...", "c", "a"], ["a", "c"], "a"),
         (["a"], ["a", "b"], "nothing after this, but came 'b'"),
         (["a"], [], "a"),
+        ([], ["a"], "nothing after this, but came 'a'"),
+        (["...", "c", "a"], ["c", "x", "c", "a"], None),
+        (["a", "...", "c"], ["a", "c", "x"], "nothing after this, but came 'x'"),
     ],
 )
 def test_the_output_of_a_page_is_compared_by_its_shape(

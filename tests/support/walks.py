@@ -114,18 +114,31 @@ def walk(
 
 
 def first_missing(shown: tuple[str, ...] | list[str], printed: list[str], any_words: bool = False) -> str | None:
-    """Return the first line of a page that an output does not have at its place; None if it has all, and no others."""
-    position, skips = 0, False
+    """Return the first line of a page that an output does not have at its place; None if it has all, and no others.
+
+    Lines without `...` between them follow each other in the output too.
+    """
+    blocks: list[list[str]] = [[]]
     for line in shown:
-        if line == _ANY:
-            skips = True
-            continue
-        places = range(position, len(printed) if skips else min(position + 1, len(printed)))
-        place = next((place for place in places if _is_shown(line, printed[place], any_words)), None)
-        if place is None:
-            return line
-        position, skips = place + 1, False
-    return None if skips or position == len(printed) else f"nothing after this, but came {printed[position]!r}"
+        blocks.append([]) if line == _ANY else blocks[-1].append(line)
+    position = 0
+    for number, block in enumerate(blocks):
+        starts = range(position, len(printed) + 1 if number else position + 1)
+        counts = [_num_shown(block, printed[start:], any_words) for start in starts]
+        if len(block) not in counts:
+            return block[max(counts)]
+        position = starts[counts.index(len(block))] + len(block)
+    is_open = len(blocks) > 1 and not blocks[-1]
+    return None if is_open or position == len(printed) else f"nothing after this, but came {printed[position]!r}"
+
+
+def _num_shown(block: list[str], printed: list[str], any_words: bool) -> int:
+    """Return how many lines of a block the output begins with."""
+    pairs = zip(block, printed, strict=False)
+    return next(
+        (n for n, (line, one) in enumerate(pairs) if not _is_shown(line, one, any_words)),
+        min(map(len, (block, printed))),
+    )
 
 
 def _is_shown(line: str, printed: str, any_words: bool) -> bool:
