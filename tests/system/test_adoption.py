@@ -1,4 +1,5 @@
-"""Folders of published models that a run cannot adopt: what the command says of them, and that nothing is written."""
+"""Runs that begin with the weights of published models of other tokenizers and sizes: ranks, ZeRO stages, kills, and
+folders that cannot be adopted."""
 
 from __future__ import annotations
 
@@ -11,10 +12,23 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForPreTraining,
+    EuroBertConfig,
+    EuroBertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
+)
 
 from tests.support import plain_ranks
-from tests.support.foreign_tokenizers import WRITERS
+from tests.support.foreign_tokenizers import WRITERS, write_decoder
 from tests.support.preparations import read_texts
 
 pytestmark = pytest.mark.spawn
@@ -30,17 +44,81 @@ SETTINGS = (
     *("training.max_steps=12", "checkpoint.every_steps=6", "training.deterministic=true"),
     "health.heartbeat_timeout_seconds=12",
 )
-ROBERTA = ("model.family=roberta", "data.sentence_pairs=none")
+GROUPED = ("model.family=eurobert", "model.num_key_value_heads=2", "data.sentence_pairs=none")
+OURS: dict[str, tuple[str, ...]] = {
+    "bert": (),
+    "roberta": ("model.family=roberta", "data.sentence_pairs=none"),
+    "xlm-roberta": ("model.family=xlm-roberta", "data.sentence_pairs=none"),
+    "eurobert": GROUPED,
+    "llama": (*GROUPED, "model.global_rope_theta=10000"),
+}
+"""The settings of the model that the weights of each kind become."""
+WRITER_OF = {"bert": "wordpiece", "eurobert": "byte level"}
+LEARNED = "positions: 50 rows are copied, and rows 50 to 63 repeat them"
+ROTARY = "positions: model.max_position_embeddings from 50 to 64; rotary ones have no weights"
 
 
-def published(folder: Path, texts: Sequence[str]) -> Path:
-    """The folder of a RoBERTa of random weights with a tokenizer of its kind, as transformers saves both."""
-    vocab_size = len(AutoTokenizer.from_pretrained(WRITERS["roberta"](folder, texts, vocab_size=900)))
+def published(kind: str, folder: Path, texts: Sequence[str]) -> Path:
+    """The folder of a model of random weights with a tokenizer of its kind, as transformers saves both."""
+    writer = write_decoder if kind == "llama" else WRITERS[WRITER_OF.get(kind, kind)]
+    tokenizer = AutoTokenizer.from_pretrained(writer(folder, texts, vocab_size=900))
     torch.manual_seed(3)
-    sizes: dict[str, Any] = {**SIZES, "vocab_size": vocab_size, "max_position_embeddings": POSITIONS + 2}
-    sizes |= {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
-    RobertaForMaskedLM(RobertaConfig(**sizes)).save_pretrained(folder)
+    model_of(kind, len(tokenizer), tokenizer).save_pretrained(folder)
     return folder
+
+
+def model_of(kind: str, vocab_size: int, tokenizer: Any) -> PreTrainedModel:
+    sizes: dict[str, Any] = {**SIZES, "vocab_size": vocab_size, "max_position_embeddings": POSITIONS}
+    grouped = {"num_key_value_heads": 1, "rms_norm_eps": 1e-5}
+    if kind == "bert":
+        return BertForPreTraining(BertConfig(**sizes))
+    if kind == "eurobert":
+        ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "mask")}
+        ids |= {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
+        rope = {"rope_type": "default", "rope_theta": 250_000.0}
+        return EuroBertForMaskedLM(EuroBertConfig(**sizes, **grouped, **ids, rope_parameters=rope))
+    if kind == "llama":
+        rope = {"rope_type": "default", "rope_theta": 10_000.0}
+        return LlamaForCausalLM(LlamaConfig(**sizes, **grouped, rope_parameters=rope))
+    sizes |= {"max_position_embeddings": POSITIONS + 2, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+    sizes |= {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+    if kind == "roberta":
+        return RobertaForMaskedLM(RobertaConfig(**sizes))
+    return XLMRobertaForMaskedLM(XLMRobertaConfig(**sizes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "zero"), [("bert", 3), ("roberta", 0), ("xlm-roberta", 1), ("eurobert", 2), ("llama", 3)]
+)
+def test_adopted_weights_are_the_same_at_any_stage_and_number_of_ranks_and_resume_bitwise(
+    kind, zero, training, small_corpus, tmp_path
+):
+    """A smaller model of another tokenizer, fewer layers and shorter positions; one run goes from 1 rank to 2 to 1.
+
+    The folder may go once the run has begun.
+    """
+    folder = published(kind, tmp_path / "base", read_texts(small_corpus))
+    settings = (*SETTINGS, *OURS[kind], f"init_from={folder}")
+    straight, killed, one, moved = (training(*settings) for _ in range(4))
+    said = plain_ranks.run(straight, 2, f"zero.stage={zero}")
+    positions = ROTARY if kind in ("eurobert", "llama") else LEARNED
+    for line in ("tokenizer: ", "size: layers 0, 1, 1 of 2 become 0 to 2; tiled", positions):
+        assert f"adopting {line}" in said
+    plain_ranks.finish(plain_ranks.start(killed, 2, f"zero.stage={zero}", trouble={"kill": {"step": 9}}))
+    plain_ranks.run(one, 1, f"zero.stage={3 - zero}")
+    expected = plain_ranks.losses(straight)
+    assert len(expected) == 12 and plain_ranks.losses(one) == pytest.approx(expected, rel=2e-5)
+    for ranks, stage, step in ((1, 1, 7), (2, 2, 11)):
+        changes, trouble = (f"zero.stage={stage}", "checkpoint.every_steps=3"), {"kill": {"rank": 0, "step": step}}
+        plain_ranks.finish(plain_ranks.start(moved, ranks, *changes, trouble=trouble))
+    shutil.rmtree(folder)
+    assert "resuming after step 9" in plain_ranks.run(moved, 1, f"zero.stage={zero}")
+    assert plain_ranks.losses(moved) == pytest.approx(expected, rel=2e-5)
+    resumed = plain_ranks.run(killed, 2, f"zero.stage={zero}")
+    assert "resuming after step 6" in resumed and "adopting" not in resumed
+    assert plain_ranks.losses(killed) == expected
+    assert plain_ranks.final_tensors(killed) == plain_ranks.final_tensors(straight)
 
 
 TENSOR = "roberta.encoder.layer.1.output.dense.weight"
@@ -102,7 +180,7 @@ SAID = {
     "no mask token": ("missing-special-tokens", "mask_token"),
     "width that cannot be tiled": ("size-not-tileable", "heads have 24 numbers and there 16"),
     "pickles alone": ("weights-not-safetensors", "pytorch_model.bin"),
-    "truncated": ("model-not-loadable", "deserializing header"),
+    "truncated": ("damaged-model", "model.safetensors is not a whole file of weights"),
     "missing shard": ("damaged-model", "model-00002-of-00002.safetensors"),
     "shard elsewhere": ("damaged-model", "../model-00002-of-00002.safetensors"),
     "config of no JSON": ("damaged-model", "config.json"),
@@ -117,10 +195,10 @@ def test_a_folder_that_cannot_be_adopted_is_refused_in_one_paragraph_and_nothing
     damage, training, small_corpus, tmp_path
 ):
     """By `--dry-run` and by two ranks alike; the name of the folder is no plain word."""
-    folder = published(tmp_path / "Größe 'ä' 模型", read_texts(small_corpus))
+    folder = published("roberta", tmp_path / "Größe 'ä' 模型", read_texts(small_corpus))
     change, settings = DAMAGES[damage]
     change(folder)
-    run = training(*SETTINGS, *ROBERTA, f"init_from={folder}", *settings)
+    run = training(*SETTINGS, *OURS["roberta"], f"init_from={folder}", *settings)
     database = Path(run.folder, "mlflow.db").read_bytes()
     code, words = SAID[damage]
     paragraphs = []

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 
 import pytest
-import torch
-from transformers import BertConfig, BertForPreTraining
 
 from tests.support import plain_ranks
-from tests.support.foreign_tokenizers import WRITERS
-from tests.support.preparations import read_texts
 
 pytestmark = [pytest.mark.launcher, pytest.mark.spawn]
 MOVED = (
@@ -127,35 +122,3 @@ def test_minimal_pairs_do_not_disturb_the_run(training, tmp_path, precision):
     kept = {path.name for path in (paired.output_dir / "checkpoints").glob("step-*")}
     best = max((4, 8), key=lambda step: (found[step], step))  # of equals the newer
     assert kept == {f"step-{step:08d}" for step in {best, 8}}
-
-
-@pytest.mark.slow
-def test_adopted_weights_are_the_same_at_any_stage_and_number_of_ranks_and_resume_bitwise(
-    training, small_corpus, tmp_path
-):
-    """A smaller model of another tokenizer, fewer layers and shorter positions; one run goes from 1 rank to 2 to 1."""
-    folder = WRITERS["wordpiece"](tmp_path / "base", read_texts(small_corpus), vocab_size=900)
-    torch.manual_seed(3)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
-    BertForPreTraining(BertConfig(vocab_size=900, max_position_embeddings=50, **sizes)).save_pretrained(folder)
-    larger = ("model.hidden_size=64", "model.num_hidden_layers=3", "model.num_attention_heads=4")
-    settings = (
-        *(*MOVED, *larger, "model.intermediate_size=100", "model.output_bias=zeros"),
-        *("training.deterministic=true", f"init_from={folder}", "adopt=[tokenizer,size,positions]"),
-    )
-    straight, killed, one, moved = (training(*settings) for _ in range(4))
-    said = plain_ranks.run(straight, 2, "zero.stage=3")
-    for line in ("tokenizer: ", "size: layers 0, 0, 0 of 1 become 0 to 2; tiled", "positions: 50 rows are copied"):
-        assert f"adopting {line}" in said
-    plain_ranks.finish(plain_ranks.start(killed, 2, "zero.stage=3", trouble={"kill": {"step": 9}}))
-    plain_ranks.run(one, 1, "zero.stage=0")
-    assert losses(one) == pytest.approx(losses(straight), rel=2e-5)
-    for ranks, stage, step in ((1, 1, 7), (2, 2, 11)):
-        changes, trouble = (f"zero.stage={stage}", "checkpoint.every_steps=3"), {"kill": {"rank": 0, "step": step}}
-        plain_ranks.finish(plain_ranks.start(moved, ranks, *changes, trouble=trouble))
-    shutil.rmtree(folder)
-    assert "resuming after step 9" in plain_ranks.run(moved, 1, "zero.stage=3")
-    assert losses(moved) == pytest.approx(losses(straight), rel=2e-5)
-    resumed = plain_ranks.run(killed, 2, "zero.stage=3")
-    assert "resuming after step 6" in resumed and "adopting" not in resumed
-    assert plain_ranks.final_tensors(killed) == plain_ranks.final_tensors(straight)

@@ -6,7 +6,8 @@ import copy
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -231,12 +232,26 @@ def _check_numbers(config: Any, folder: Path) -> None:
         )
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a file of weights, whose header must agree with its size."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise UserError(
+            f"{path} is not a whole file of weights ({error})",
+            fix="copy, export or register the model again",
+            code="damaged-model",
+        ) from None
+
+
 def _check_kinds(folder: Path) -> None:
     """Refuse integers as weights: transformers reads the numbers of a quantized file without their scales."""
-    from safetensors import safe_open
-
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
+        with _opened(path) as file:
             kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}
         integers = [name for name, kind in kinds.items() if name.endswith(_OF_A_MODULE) and kind[0] in "IU"]
         if integers:
@@ -250,11 +265,10 @@ def _check_kinds(folder: Path) -> None:
 def _zeros_of(folder: Path) -> dict[str, Any]:
     """Return a tensor without memory in the shape of each weight of a folder, by name."""
     import torch
-    from safetensors import safe_open
 
     zeros: dict[str, Any] = {}
     for path in weight_files(folder):
-        with safe_open(path, "pt") as file:
+        with _opened(path) as file:
             zeros |= {name: torch.zeros(()).expand(file.get_slice(name).get_shape()) for name in file.keys()}
     return zeros
 
