@@ -33,7 +33,10 @@ BY_HAND = [
     REPOSITORY / folder / "README.md"
     for folder in ("", "configs", "data_prep", "launch", "tests", "tests/benchmarks", "tests/system", "trainer")
 ]
-GROWING = (*("speedrun", "proof", "ablations", "masking", "adoption", "causal", "distillation", "domain", "retrieval"),)
+GROWING = (
+    *("speedrun", "proof", "ablations", "masking", "adoption", "causal", "distillation", "domain", "domain_few"),
+    *("extension", "retrieval"),
+)
 """Benchmarks whose results grow run by run and have tables of their own."""
 AGAIN = "run python -m tests.benchmarks --readme"
 
@@ -438,6 +441,34 @@ def test_a_continued_encoder_is_shown_where_its_text_has_no_labels() -> None:
     runs = [described(**each, **losses, accuracy=40.0 + each["seed"]) for each in planned]
     text = page.made("domain", {"domain": shaped({"runs": runs, "planned": planned})})
     assert "| continued at 0.001 | 5.000 | 4.000 | 41.5% ± 0.7 | 2 of 2 |" in text
+
+
+def test_few_labels_are_compared_seed_by_seed_over_the_same_draws() -> None:
+    planned = [{"seed": seed, "rate": rate, "replay": 0} for seed in (1, 2) for rate in (0, 0.001)]
+    shown = {"train texts": 60, "test texts": 1000}
+    runs = [
+        described(**each, **shown, accuracies={"frozen, 4": [30.0, 32.0] if not each["rate"] else [33.0, 35.0]})
+        for each in planned[:3]
+    ]
+    text = page.made("domain_few", {"domain_few": shaped({"runs": runs, "planned": planned})})
+    assert "scored on 1,000 others" in text
+    assert "| frozen, 4 | 31.0% | 34.0% | +3.0 | 1 of 1 | 1 of 2 |" in text, "a seed counts once it has both"
+    runs.append(described(**planned[3], **shown, accuracies={"frozen, 4": [30.0, 31.0]}))
+    text = page.made("domain_few", {"domain_few": shaped({"runs": runs, "planned": planned})})
+    assert "| frozen, 4 | 31.0% | 32.2% | +1.2 (-0.5 to +3.0) | 1 of 2 | 2 of 2 |" in text
+    runs = [described(**planned[0], accuracies={})]
+    assert "missing" in page.made("domain_few", {"domain_few": shaped({"runs": runs, "planned": planned})})
+
+
+def test_an_extended_encoder_is_shown_between_the_short_one_and_the_long_one() -> None:
+    ways = ("before", "extended", "from the start")
+    planned = [{"way": way, "seed": seed} for seed in (1, 2) for way in ways]
+    runs = [described(**each, loss_128=5.0, loss_512=6.0 - ways.index(each["way"]), tokens=2000) for each in planned]
+    text = page.made("extension", {"extension": shaped({"runs": runs[:4], "planned": planned})})
+    assert "| before | 2,000 | 5.000 (5.000 to 5.000) | 6.000 (6.000 to 6.000) | 2 of 2 |" in text
+    assert "| from the start | 2,000 | 5.000 | 4.000 | 1 of 2 |" in text
+    assert "| extended |" in page.made("extension", {"extension": shaped({"runs": runs[:1], "planned": planned})})
+    assert "missing" in page.made("extension", {"extension": shaped({"runs": runs[:1], "planned": planned})})
 
 
 def test_a_fit_of_embeddings_is_shown_beside_the_encoder_before_it() -> None:

@@ -237,6 +237,26 @@ BENCHMARKS = (
         beside_itself=True,
     ),
     Benchmark(
+        "domain_few",
+        "accuracy of this encoder with few labels, before and after it is continued on law",
+        30,
+        "--few --work {work}/domain",
+        full="--general {corpus}/[agmw]*-00.jsonl.gz --law {corpus}/dc_law-00.jsonl.gz",
+        quick="--general {corpus}/*.jsonl.gz --law {corpus}/*.jsonl.gz --words 20000 --vocab-size 512 --base-steps 2 "
+        "--steps 2 --epochs 1 --draws 1 --runs 2",
+        script="domain",
+        beside_itself=True,
+    ),
+    Benchmark(
+        "extension",
+        "losses in rows of 128 and 512 tokens of an encoder of 128, extended to 512, and of one of 512 from the start",
+        40,
+        "--work {work}/extension",
+        full="--corpus {corpus}/../pack_small.jsonl.gz --seeds 3",
+        quick="--corpus {corpus}/*.jsonl.gz --vocab-size 512 --base-steps 2 --steps 5 --runs 3",
+        beside_itself=True,
+    ),
+    Benchmark(
         "retrieval",
         "titles that find their abstracts before and after `finetune --task embedding`",
         10,

@@ -435,6 +435,53 @@ def domain(report: Report) -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} | {len(found)} of {len(wanted)} |"
 
 
+def domain_few(report: Report) -> Iterator[str]:
+    """The accuracy with few labels before and after an encoder was continued, as means of seeds and draws."""
+    details = report["details"]
+    runs, planned = details["runs"], details["planned"]
+    seeds = sorted({run["seed"] for run in planned})
+    pairs = [
+        (before["accuracies"], after["accuracies"])
+        for seed in seeds
+        for before in runs
+        for after in runs
+        if before["seed"] == after["seed"] == seed and not before["rate"] and after["rate"]
+    ]
+    yield (
+        f"Accuracy with few labels of each title, scored on {runs[0].get('test texts', 0):,} others: means over the "
+        f"seeds of the means over the draws. The gain has the lowest and highest seed. {_commands(runs)}"
+    )
+    yield ""
+    yield "| fitted, labels of each title | before | continued | gain | better | seeds |"
+    yield "|---|---|---|---|---|---|"
+    for name in dict.fromkeys(name for run in runs for name in run["accuracies"]):
+        means = [[statistics.mean(each[name]) for each in pair] for pair in pairs]
+        gains = [after - before for before, after in means]
+        cells = [MISSING] * 4
+        if means:
+            cells = [f"{statistics.mean(each):.1f}%" for each in zip(*means, strict=True)]
+            cells += [_spread(gains, 1, "+"), _number(gain > 0 for gain in gains)]
+        yield f"| {name} | {' | '.join(cells)} | {len(means)} of {len(seeds)} |"
+    if not any(run["accuracies"] for run in runs):
+        yield f"| {MISSING} | | | | | |"
+
+
+def extension(report: Report) -> Iterator[str]:
+    """The loss in short and long rows of the encoder of short ones, of the extended one, and of one of long ones."""
+    details = report["details"]
+    runs, planned = details["runs"], details["planned"]
+    yield f"Valid losses in rows of 128 and of 512 tokens: means (lowest to highest seed). {_commands(runs)}"
+    yield ""
+    yield "| encoder | tokens | rows of 128 | rows of 512 | seeds |"
+    yield "|---|---|---|---|---|"
+    for way in dict.fromkeys(run["way"] for run in planned):
+        found, wanted = ([run for run in each if run["way"] == way] for each in (runs, planned))
+        cells = [MISSING] * 3
+        if found:
+            cells = [f"{found[0]['tokens']:,}", *(_spread([run[f"loss_{n}"] for run in found], 3) for n in (128, 512))]
+        yield f"| {way} | {' | '.join(cells)} | {len(found)} of {len(wanted)} |"
+
+
 def retrieval(report: Report) -> Iterator[str]:
     """Scores of the encoder before the fits (seed 0), as means of the fits, and of the words in common."""
     details = report["details"]

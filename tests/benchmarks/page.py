@@ -264,6 +264,8 @@ BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
     "causal": _of("causal", language_tables.causal),
     "distillation": _of("distillation", language_tables.distillation),
     "domain": _of("domain", language_tables.domain),
+    "domain_few": _of("domain_few", language_tables.domain_few),
+    "extension": _of("extension", language_tables.extension),
     "retrieval": _of("retrieval", language_tables.retrieval),
     "downstream": _of("downstream", language_tables.downstream),
 }
