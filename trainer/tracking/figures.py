@@ -194,6 +194,10 @@ def draw_groups(panels: Sequence[tuple[str, Mapping[str, Sequence[float]]]], tit
             if values:
                 axes.hlines(float(np.mean(values)), number - 0.25, number + 0.25, color=color, linewidth=2)
         axes.set_xticks(range(len(groups)), [_plain(name) for name in groups], fontsize=8)
+        if len(groups) > 3:  # names beside each other would overlap
+            axes.tick_params("x", labelrotation=20)
+            for name in axes.get_xticklabels():
+                name.set(ha="right", rotation_mode="anchor")
         axes.set_xlim(-0.6, len(groups) - 0.4)
     return _png(figure)
 
