@@ -12,12 +12,13 @@ from tests.support.walks import TWO_HOSTS, Command, File, first_missing, steps_o
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MOST_LINES = 200
-MOST_CHARACTERS_OF_THE_LESSON = 11_000
+MOST_CHARACTERS = 11_000
 WALKS = ("data_prep/TUTORIAL.md", "launch/OPERATIONS.md", "launch/TUTORIAL.md")
 ON_TWO_HOSTS = "launch/TUTORIAL.md"
 LESSON = "trainer/LESSON.md"
+RESEARCH = "trainer/RESEARCH.md"
 
-# What the lesson needs of launch/demo.sh, with a model that has hardly learned.
+# What both need of launch/demo.sh, with a model that has hardly learned.
 SHORT_DEMO = """
 ```text
 $ python -m launch.demo.collect_docstrings --output corpus/docstrings.jsonl --max-bytes 15000000
@@ -27,6 +28,13 @@ $ clozeworks tokenizer --input corpus/docstrings.jsonl --output tokenizer --voca
 $ clozeworks shards --input corpus/docstrings.jsonl --tokenizer tokenizer --output shards shards.valid_fraction=0.03
 ...
 $ clozeworks pretrain --config small_cpu data.shards=shards output_dir=run training.max_steps=4
+...
+```
+"""
+
+EXPORT = """
+```text
+$ clozeworks export --checkpoint run --output export
 ...
 ```
 """
@@ -90,15 +98,19 @@ def test_the_words_of_a_model_are_compared_by_their_layout(shown: str, printed: 
     assert first_missing([shown], [printed], any_words=True) == (None if same else shown)
 
 
-@pytest.mark.parametrize("name", [*WALKS, LESSON, "launch/DOWNSTREAM.md"])
+@pytest.mark.parametrize("name", [*WALKS, LESSON, RESEARCH, "launch/DOWNSTREAM.md"])
 def test_a_walk_is_short(name: str) -> None:
     assert page_of(name).count("\n") <= MOST_LINES
 
 
-def test_the_lesson_is_short_and_has_a_command_with_its_output_in_every_section() -> None:
-    page = page_of(LESSON)
-    assert len(page) <= MOST_CHARACTERS_OF_THE_LESSON
-    for section in page.split("\n## ")[1:]:
+@pytest.mark.parametrize("name", [LESSON, RESEARCH])
+def test_a_walk_after_the_demo_is_short(name: str) -> None:
+    assert len(page_of(name)) <= MOST_CHARACTERS
+
+
+@pytest.mark.parametrize("name", [LESSON, RESEARCH])
+def test_every_section_has_a_command_with_its_output(name: str) -> None:
+    for section in page_of(name).split("\n## ")[1:]:
         shown = [step.shown for step in steps_of(section) if isinstance(step, Command)]
         assert any(line != "..." for lines in shown for line in lines), section
 
@@ -134,6 +146,16 @@ def test_the_lesson_runs_after_a_demo_of_few_steps(tmp_path: Path) -> None:
     page, num_runs = re.subn(r"training\.max_steps=\d+", few, SHORT_DEMO + page_of(LESSON))
     assert num_runs == 3
     walk(page, tmp_path / "demo", any_words=True)
+
+
+@pytest.mark.slow
+def test_the_walk_of_a_researcher_runs_after_a_demo_of_few_steps(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    page = page_of(RESEARCH)
+    for setting, few in (("max_steps: 250", 4), ("every_steps: 250", 4), ("max_tokens: 30_000", 4096)):
+        assert setting in page
+        page = page.replace(setting, f"{setting.split()[0]} {few}")
+    walk(SHORT_DEMO + EXPORT + page, tmp_path / "demo", any_words=True)
 
 
 @pytest.mark.slow

@@ -128,18 +128,21 @@ def test_an_exception_in_an_objective_of_this_project_passes_as_it_is(model, mak
         model(replace(batch, masked_positions=batch.masked_positions + 1000), objectives=("masked_lm",))
 
 
-def test_the_objective_of_the_page_runs_as_it_stands(tiny_config, make_documents, pack, tmp_path, monkeypatch):
-    page = Path(__file__).parents[3] / "trainer" / "README.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    (tmp_path / "places_of_the_page.py").write_text(code, encoding="utf-8")
+def test_the_objective_of_the_page_runs_as_it_stands(
+    tiny_config, make_documents, pack, tmp_path, monkeypatch, small_tokenizer
+):
+    page = Path(__file__).parents[3] / "trainer" / "RESEARCH.md"
+    (code,) = re.findall(r"```python\n# mine.py\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "mine_of_the_page.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    name = "places_of_the_page:Places"
-    model = PretrainingModel(tiny_config, (ObjectiveSettings(name=name),))
+    name = "mine_of_the_page:WordStart"
+    settings = {"tokenizer": str(small_tokenizer)}
+    model = PretrainingModel(tiny_config, (ObjectiveSettings(name=name, settings=settings),))
     model.initialize(0)
     batch = pack(make_documents([9, 6, 12]), 16).batch
     scores = model(batch, scored=(name,))[name]
-    assert int(scores.used.sum()) == batch.num_tokens
+    assert int(scores.used.sum()) == batch.num_masked
     loss = model(batch)[name]["loss"]
-    assert 0 < loss.item() / batch.num_tokens < 2
+    assert 0 < loss.item() / batch.num_masked < 2
     loss.backward()
     assert model.objectives[name].head.weight.grad.any()
