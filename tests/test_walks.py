@@ -63,6 +63,8 @@ def test_commands_that_need_two_hosts_are_only_taken_there() -> None:
         (["x      1"], ["x 12"], None),
         (["x +0.1  worse"], ["x -0.2  not clear"], None),
         (["x 1 worse"], ["x 1 much"], "x 1 worse"),
+        (["x  1, 2, 3"], ["x  4"], None),
+        (["x  1, 2, 3"], ["x  4, y"], "x  1, 2, 3"),
         (["a"], ["b"], "a"),
         (["a", "c"], ["a", "b", "c"], "c"),
         (["...", "c", "a"], ["a", "c"], "a"),
@@ -71,6 +73,7 @@ def test_commands_that_need_two_hosts_are_only_taken_there() -> None:
         ([], ["a"], "nothing after this, but came 'a'"),
         (["...", "c", "a"], ["c", "x", "c", "a"], None),
         (["a", "...", "c"], ["a", "c", "x"], "nothing after this, but came 'x'"),
+        (["a 1", "...", "a 3"], ["a 1", "a 2", "b", "a 3"], None),
     ],
 )
 def test_the_output_of_a_page_is_compared_by_its_shape(

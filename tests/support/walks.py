@@ -124,6 +124,8 @@ def first_missing(shown: tuple[str, ...] | list[str], printed: list[str], any_wo
     position = 0
     for number, block in enumerate(blocks):
         starts = range(position, len(printed) + 1 if number else position + 1)
+        if block is blocks[-1]:
+            starts = starts[::-1]  # the last place of the same shape: nothing follows it
         counts = [_num_shown(block, printed[start:], any_words) for start in starts]
         if len(block) not in counts:
             return block[max(counts)]
@@ -148,10 +150,11 @@ def _is_shown(line: str, printed: str, any_words: bool) -> bool:
 
 
 def _shape(line: str, any_words: bool) -> str:
-    """A line without the values of its numbers, digests and host, and without the width of its columns."""
+    """A line without values of numbers, digests and host, lengths of lists of numbers, and widths of columns."""
     line = _HOST.sub("HOST", _SIGN.sub("", _RESULT.sub("RESULT", line)))
     line = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "HEX", line)
-    line = re.sub(r" {2,}", " ", re.sub(r"\d+(?:[.,:]\d+)*", "0", line)).strip()
+    line = re.sub(r"0(?:, 0)+", "0", re.sub(r"\d+(?:[.,:]\d+)*", "0", line))
+    line = re.sub(r" {2,}", " ", line).strip()
     if not any_words:
         return line
     if line.startswith(_MODEL):
