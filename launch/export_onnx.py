@@ -8,12 +8,12 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.packages import missing_extra
 from launch.options import check_new_folder
 from trainer.model.model_folder import PICKLE_SUFFIXES
 
-_NOT_COPIED = (".onnx", ".onnx_data", ".py", *PICKLE_SUFFIXES)
+_NOT_COPIED = (".onnx", ".onnx_data", ".onnx.data", ".py", *PICKLE_SUFFIXES)
 
 
 def export_onnx(arguments: argparse.Namespace) -> None:
@@ -68,6 +68,12 @@ def _export(arguments: argparse.Namespace, output: Path) -> None:
         from trainer.inference.pulled_model import pull
 
         source = pull(arguments.model, tracking_uri=arguments.tracking_uri)
+        if arguments.output.resolve().is_relative_to(source.resolve()):  # it would be copied too, and change the model
+            raise UsageError(
+                f"--output {arguments.output} is inside the model's folder {source}",
+                fix="give a folder beside it",
+                code="output-inside-model",
+            )
         with new_folder(output.absolute()) as folder:
             try:
                 shutil.copytree(source, folder, ignore=_left_out, dirs_exist_ok=True)
@@ -103,6 +109,6 @@ def _add(folder: Path, arguments: argparse.Namespace) -> list[str]:
         columns = (arguments.text_column, arguments.pair_column, arguments.label_column)
         data = LabeledFile(arguments.int8_data, *columns, arguments.quoting)
         least = MIN_AGREEMENT if arguments.min_agreement is None else arguments.min_agreement
-        compared = add_checked_int8(folder, arguments.onnx, data, least)
+        compared = add_checked_int8(folder, report.part, data, least)
         lines += [f"{INT8_FILE}: {summary(compared)}", *lines_of(compared)]
     return lines

@@ -170,4 +170,6 @@ FAULTS = {
     ),
     "74": Fault("Two preparations in one process have different credentials", "Each keeps its own"),
     "75": Fault("A rank holds only padding of a parameter group", "Every optimizer steps, saves and loads"),
+    "76": Fault("A push to the Hub is killed, or the Hub fails", "The same command completes each revision, sent once"),
+    "77": Fault("An ONNX export is killed, wrong or fills the disk", "Nothing has the final name"),
 }

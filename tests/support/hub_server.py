@@ -123,13 +123,23 @@ class Repository:
         self.private = private
         self.commits: dict[str, dict[str, Stored]] = {}
         self.messages: dict[str, str] = {}
+        self.parents: dict[str, str | None] = {}
         self.branches: dict[str, str] = {}
         self.add("main", {".gitattributes": Stored(b"*.safetensors filter=lfs\n", False)}, "initial commit")
 
     def add(self, branch: str, files: dict[str, Stored], message: str) -> str:
         oid = hashlib.sha1(f"{len(self.commits)} {message}".encode()).hexdigest()
+        self.parents[oid] = self.branches.get(branch)
         self.commits[oid], self.messages[oid], self.branches[branch] = files, message, oid
         return oid
+
+    def history(self, revision: str) -> list[str]:
+        """The commits of a revision, the newest first."""
+        oid, found = self.branches.get(revision, revision), []
+        while oid is not None:
+            found.append(oid)
+            oid = self.parents[oid]
+        return found
 
     def files(self, revision: str) -> dict[str, Stored] | None:
         return self.commits.get(self.branches.get(revision, revision))
@@ -265,6 +275,8 @@ class _ModelHandler(http.server.BaseHTTPRequestHandler):
             return 404, {"error": "Invalid rev id"}, {"X-Error-Code": "RevisionNotFound"}
         if what == "tree":
             return 200, [self._entry(path, file) for path, file in files.items()], {}
+        if what == "commits":
+            return 200, [self._described(repository, oid) for oid in repository.history(rest)], {}
         if what == "preupload":
             asked = [item["path"] for item in json.loads(body)["files"]]
             modes = ["lfs" if path.endswith(".safetensors") else "regular" for path in asked]
@@ -287,6 +299,10 @@ class _ModelHandler(http.server.BaseHTTPRequestHandler):
         if file.is_large:
             entry["lfs"] = {"oid": hashlib.sha256(file.data).hexdigest(), "size": len(file.data), "pointerSize": 130}
         return entry
+
+    def _described(self, repository: Repository, oid: str) -> dict[str, Any]:
+        title = repository.messages[oid]
+        return {"id": oid, "title": title, "message": "", "authors": [], "date": "2026-01-01T00:00:00.000Z"}
 
     def _commit(
         self, name: str, repository: Repository, branch: str, files: dict[str, Stored], body: bytes

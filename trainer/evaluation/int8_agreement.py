@@ -32,6 +32,8 @@ from trainer.model.model_folder import FITTED_CLASSES, read_config
 
 MIN_AGREEMENT = 0.99
 """Default share of predictions that must be the same."""
+FEW = 100
+"""Of fewer compared predictions each one is more than 1%."""
 BATCH_SIZE = 32
 MASKED_BATCH_SIZE = 8
 """Rows for which the logits of a large vocabulary fit in memory."""
@@ -134,10 +136,11 @@ def lines_of(report: Int8Report) -> list[str]:
 
 
 def summary(report: Int8Report) -> str:
-    """Return the agreement as a sentence."""
+    """Return the agreement as a sentence, with a remark on few predictions."""
+    few = f" (few: {FEW:,} or more show the agreement)" if report.num_compared < FEW else ""
     return (
         f"{report.agreement:.2%} of {report.num_compared:,} {report.unit} of {report.data} have the same prediction in "
-        "int8 as in float32"
+        f"int8 as in float32{few}"
     )
 
 

@@ -46,6 +46,8 @@ Part = Literal["model", "encoder"]
 BATCH_SHAPES = ((2, 7), (3, 31))
 """Batch size and length of the batches that the gate compares, with padding in them; a third one is a single row that
 is longer than a local layer attends."""
+_MANY_POSITIONS = 1_000_000
+"""Of models that have no limit."""
 _LARGEST_FILE = 2_000_000_000
 """Bytes of weights within a file: protobuf ends at 2 GiB."""
 _HEADS = {
@@ -56,6 +58,8 @@ _HEADS = {
     "ForQuestionAnswering": ("AutoModelForQuestionAnswering", ("start_logits", "end_logits")),
 }
 _ENCODER = ("AutoModel", ("last_hidden_state",))
+_WITHOUT_HEAD = re.compile(r"(?!.*Head)\w+Model")
+"""transformers' classes of an encoder alone, such as BertModel; BertLMHeadModel has a head."""
 _OPTIMUM_CLASSES = {
     "AutoModel": "ORTModelForFeatureExtraction",
     "AutoModelForMaskedLM": "ORTModelForMaskedLM",
@@ -99,6 +103,7 @@ def add_onnx(folder: Path, part: Part = "model") -> OnnxReport:
             else; the directory must then be removed.
     """
     auto_class, outputs = _head_of(folder, part)
+    part = "encoder" if auto_class == "AutoModel" else part
     model = _load(folder, auto_class)
     inputs = ["input_ids", "attention_mask"]
     if getattr(model.config, "type_vocab_size", 0) > 1:
@@ -137,9 +142,9 @@ def add_onnx(folder: Path, part: Part = "model") -> OnnxReport:
 
 def _head_of(folder: Path, part: Part) -> tuple[str, tuple[str, ...]]:
     """Return transformers' Auto class of what is exported, and the names of its outputs."""
-    if part == "encoder":
-        return _ENCODER
     architecture = str((read_config(folder).get("architectures") or ["no class"])[0])
+    if part == "encoder" or _WITHOUT_HEAD.fullmatch(architecture):  # such as a model fine-tuned for vectors
+        return _ENCODER
     head = next((head for suffix, head in _HEADS.items() if architecture.endswith(suffix)), None)
     if head is None:
         raise UserError(
@@ -215,7 +220,7 @@ def _remove_notes(message: Any) -> None:
 
 def longest_sequence(model: Any) -> int:
     """Return the number of tokens that a model takes: its positions, in RoBERTa without the unused rows."""
-    positions = int(model.config.max_position_embeddings)
+    positions = int(getattr(model.config, "max_position_embeddings", None) or _MANY_POSITIONS)
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
             positions -= 0 if module.padding_idx is None else module.padding_idx + 1
@@ -301,7 +306,19 @@ def add_int8(folder: Path) -> Path:
             weight_type=QuantType.QInt8,
             use_external_data_format=is_apart,
         )
+    if is_apart:
+        _rename_data(path)
     return path
+
+
+def _rename_data(path: Path) -> None:
+    """Name the weights beside a graph as optimum looks for them on the Hub: onnxruntime ends the name with ".data"."""
+    graph = onnx.load_model(str(path), load_external_data=False)
+    for entry in (entry for tensor in graph.graph.initializer for entry in tensor.external_data):
+        if entry.key == "location":
+            entry.value = f"{path.name}_data"
+    onnx.save_model(graph, str(path))
+    path.with_name(f"{path.name}.data").rename(path.with_name(f"{path.name}_data"))
 
 
 def size_of(path: Path) -> int:

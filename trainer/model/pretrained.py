@@ -30,6 +30,7 @@ _SMALL_MODEL = 100_000_000
 _COUNTS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size")
 _OF_A_MODULE = (".weight", ".bias")
 _IMPLEMENTATION = re.compile(r'_implementation\w*":')
+_BETWEEN_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _OF_A_LAYER = re.compile(r"\blayers?\.\d+\.")
 LARGEST_WEIGHT = 1e6
 """No trained encoder has a weight near it; a bit that was changed in an exponent makes 1e38 of one."""
@@ -74,7 +75,7 @@ def open_pretrained(auto_class: str, folder: Path, purpose: str, headers_alone: 
 
         auto = getattr(transformers, auto_class)
         try:
-            if type(config) not in getattr(auto, "_model_mapping", [type(config)]):
+            if auto_class.startswith("Auto") and type(config) not in getattr(transformers, _table_of(auto_class)):
                 raise UserError(
                     f"{folder} is a {config.model_type} model, which transformers cannot load as {purpose}",
                     fix="give a model of another kind, such as BERT, RoBERTa or ModernBERT",
@@ -110,6 +111,14 @@ def open_pretrained(auto_class: str, folder: Path, purpose: str, headers_alone: 
             code="weights-do-not-match",
         )
     return Opened(model.eval(), frozenset(info["missing_keys"]), frozenset(info["unexpected_keys"]))
+
+
+def _table_of(auto_class: str) -> str:
+    """Return the name of transformers' table of the configurations that an Auto class takes.
+
+    That of AutoModelForMaskedLM is MODEL_FOR_MASKED_LM_MAPPING.
+    """
+    return f"{_BETWEEN_WORDS.sub('_', auto_class.removeprefix('Auto')).upper()}_MAPPING"
 
 
 def weight_files(folder: Path) -> list[Path]:

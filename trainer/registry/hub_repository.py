@@ -148,8 +148,17 @@ class HubRepository:
         )
 
     def create_branch(self, branch: str) -> None:
-        """Create a branch from main; it stays as it is if it exists."""
-        self._patiently(f"create {branch}", lambda: self._api.create_branch(self.name, branch=branch, exist_ok=True))
+        """Create a branch from the first commit, which has no model; it stays as it is if it exists.
+
+        From main it would hold the model of main, under the name of another one, until its own is sent.
+        """
+
+        def attempt() -> None:
+            commits = self._api.list_repo_commits(self.name)  # the newest first
+            first = commits[-1].commit_id if commits else None
+            self._api.create_branch(self.name, branch=branch, revision=first, exist_ok=True)
+
+        self._patiently(f"create {branch}", attempt)
 
     def send(self, branch: str, folder: Path, is_kept: Callable[[str], bool], message: str) -> tuple[str, int]:
         """Make an existing branch hold the files of `folder`; return its commit and the number of changed files.

@@ -20,6 +20,7 @@ from trainer.evaluation.masked_scorers import SentenceEncoder
 from trainer.inference.attention_maps import attention_maps
 from trainer.inference.embedding import Embedder
 from trainer.inference.fill_mask import FillMask
+from trainer.model import pretrained
 from trainer.model.pretrained import load_config, load_tokenizer, refuse_random_weights
 
 LOST = "bert.encoder.layer.0.output.dense.weight"
@@ -43,6 +44,22 @@ def test_an_encoder_with_random_weights_is_refused_by_all_that_use_it(torn: Path
         Embedder.load(torn)
     with pytest.raises(UserError, check=coded("missing-weights")):
         attention_maps(torn, "the cat")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "",
+        "ForMaskedLM",
+        "ForNextSentencePrediction",
+        "ForQuestionAnswering",
+        "ForSequenceClassification",
+        "ForTokenClassification",
+    ],
+)
+def test_each_auto_class_has_a_table_of_the_configurations_that_it_takes(head: str) -> None:
+    table = getattr(transformers, pretrained._table_of(f"AutoModel{head}"))
+    assert table[transformers.BertConfig].__name__ == f"Bert{head or 'Model'}"
 
 
 def test_weights_that_fine_tuning_trains_may_be_missing() -> None:

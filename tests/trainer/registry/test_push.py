@@ -134,6 +134,9 @@ def test_a_repository_that_was_removed_gets_everything_again(hub: ModelHub, run_
     assert hub.repositories[NAME].branches.keys() == {"main", "step-10", "step-20"}
 
 
+@pytest.mark.fault(
+    row="76", fault="the Hub fails each request of a push once (500, closed connection)", required="tried again"
+)
 def test_a_put_and_requests_that_fail_in_between_are_tried_again(hub: ModelHub, run_folder: Path) -> None:
     failed: list[str] = []
 
@@ -150,6 +153,7 @@ def test_a_put_and_requests_that_fail_in_between_are_tried_again(hub: ModelHub, 
     assert len(hub.repositories[NAME].commits) == 4, "the first commit of the Hub, and one for each branch"
 
 
+@pytest.mark.fault(row="76", fault="the Hub's answers to a push are lost", required="no second commit")
 def test_an_answer_that_is_lost_makes_no_second_commit(hub: ModelHub, run_folder: Path) -> None:
     lost: list[str] = []
 
@@ -165,6 +169,11 @@ def test_an_answer_that_is_lost_makes_no_second_commit(hub: ModelHub, run_folder
     assert len(hub.repositories[NAME].commits) == 4
 
 
+@pytest.mark.fault(
+    row="76",
+    fault="an outage of the Hub begins after a request of a push",
+    required="the same command sends the rest, and nothing twice",
+)
 @pytest.mark.parametrize("after", [f"{COMMITS}step-10", f"{COMMITS}step-20", PUTS, f"{COMMITS}main"])
 def test_after_an_outage_the_same_command_sends_the_rest(hub: ModelHub, run_folder: Path, after: str) -> None:
     """The Hub is gone after this request was answered: no connection is accepted any more."""
@@ -268,6 +277,21 @@ def _text(text: str) -> Any:
     from tests.support.hub_server import Stored
 
     return Stored(text.encode(), False)
+
+
+def test_a_revision_holds_no_other_model_until_its_own_is_sent(hub: ModelHub, run_folder: Path, tmp_path: Path) -> None:
+    """It is made from the first commit: a command that ends here leaves no step 10 under the name step-20."""
+    later = run_folder / "checkpoints/step-00000020"
+    later.rename(tmp_path / "later")
+    pushed(run_folder, NAME)
+    (tmp_path / "later").rename(later)
+    hub.fault = lambda method, path: 403 if path.endswith("/commit/step-20") else None
+    with pytest.raises(UserError, check=coded("hub-refuses")):
+        pushed(run_folder, NAME)
+    assert hub.repositories[NAME].contents("main") and hub.repositories[NAME].contents("step-20") == {}
+    shutil.rmtree(run_folder / "push")
+    hub.fault = lambda method, path: None
+    assert pushed(run_folder, NAME)["step-20"].num_changes == 13, "also without the journal"
 
 
 @pytest.mark.parametrize("with_journal", [True, False])
