@@ -481,6 +481,10 @@ def test_a_fit_of_embeddings_is_shown_beside_the_encoder_before_it() -> None:
     assert "2,000 abstracts; fitted on 3,000" in text and "The 2 fits took 18 s" in text
     assert "| before | 0.250 | 0.250 | 0.250 | 0.250 | 1 of 1 |" in text
     assert "| fitted | 0.515 (0.510 to 0.520) |" in text and "| 2 of 3 |" in text and "(tf-idf) | 0.750 |" in text
+    assert ", one thread, " in text, "rows of earlier versions do not say"
+    faster = [{**each, "threads": 2} for each in (before, *fits)]
+    text = page.made("retrieval", {"retrieval": shaped({"runs": faster, "planned": planned})})
+    assert ", 2 threads, " in text
     text = page.made("retrieval", {"retrieval": shaped({"runs": [before], "planned": planned})})
     assert "| fitted | missing |" in text
 

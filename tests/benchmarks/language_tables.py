@@ -574,4 +574,10 @@ def _commands(runs: Sequence[Mapping[str, Any]]) -> str:
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     load = f"{min(loads):.1f}" if min(loads) == max(loads) else f"{min(loads):.1f} to {max(loads):.1f}"
     cpus = ", ".join(dict.fromkeys(short_name(run["cpu"]) for run in runs))
-    return f"{cpus}, one thread, {when}, load average {load}, commit {named}."
+    threads = ", ".join("one thread" if each == 1 else f"{each} threads" for each in _threads(runs))
+    return f"{cpus}, {threads}, {when}, load average {load}, commit {named}."
+
+
+def _threads(runs: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The numbers of threads of the runs; a row that does not say had one."""
+    return sorted({run.get("threads", 1) for run in runs})

@@ -7,7 +7,8 @@ The encoder is `small_cpu` after `--base-steps` steps of 2,048 tokens on `--base
 A seeded hash of the anchor decides its split, and a document of which either text is in another split already is left
 out. For each seed the encoder is fitted on the train split (the valid split selects the epoch), and ranks all positives
 of the test split for each of its anchors. The cosine of unrelated texts is the mean over the pairs of one positive of
-the test split and the next. The time of a fit includes the rankings of the valid split after each epoch.
+the test split and the next. The time of a fit includes the rankings of the valid split after each epoch. A
+fit has as many threads as the machine has cores, and the training of the encoder one.
 
 A row that is in --results is skipped, so the same command resumes; --runs ends it after so many new rows.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +48,8 @@ SPLIT_SEED = 7
 FEWEST_CHARACTERS = 200
 """Of a positive."""
 MAX_LENGTH = 64
-THREADS = 1
+THREADS = len(os.sched_getaffinity(0))
+"""Of a fit."""
 
 
 @dataclass(frozen=True)
@@ -160,10 +163,10 @@ def main() -> None:
     encoder = arguments.encoder
     if encoder is None:
         corpus = corpus_of(f"base={arguments.base}", None, work, arguments.vocab_size)
-        recipe = Recipe("ours", arguments.base_steps, ("training.global_batch_tokens=2048",), threads=THREADS)
+        recipe = Recipe("ours", arguments.base_steps, ("training.global_batch_tokens=2048",))
         encoder = Path(train_once(recipe, 1, corpus)["model"])
     settings = {name: getattr(arguments, name) for name in ("epochs", "batch_size", "learning_rate")}
-    settings["encoder_sha256"] = digest_of(encoder)
+    settings |= {"encoder_sha256": digest_of(encoder), "threads": THREADS}
 
     def measure(run: Run, rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         described = machine.described("torch", "transformers", "sentence-transformers")

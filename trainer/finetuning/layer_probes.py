@@ -50,6 +50,8 @@ TRAIN_SHARE = 0.9
 """Share of the training examples that the probes of a seed are fitted on."""
 NUM_LENGTH_CLASSES = 6
 MOST_ITERATIONS = 500
+LARGEST_HESSIAN = 1024
+"""Features up to which a probe of two classes is fitted by Newton's method: a few steps where L-BFGS takes hundreds."""
 EMBEDDINGS = "0"
 
 
@@ -358,6 +360,9 @@ def _fits(task: Task, train: np.ndarray, labels: Sequence[Any], penalties: Seque
         yield from (_Fit(penalty, lambda given: [labels[0]] * len(given), converged=True) for penalty in penalties)
         return
     logistic = LogisticRegression(max_iter=MOST_ITERATIONS, warm_start=True)  # a weaker penalty goes on from there
+    if len(set(labels)) == 2 and train.shape[1] <= LARGEST_HESSIAN:
+        logistic.set_params(solver="newton-cholesky")
+        train = train.astype(np.float64)  # in float32 its linear systems are singular at weak penalties
     for penalty in penalties:
         logistic.set_params(C=1.0 / (penalty * len(train)))
         with warnings.catch_warnings(record=True) as caught:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,14 @@ from trainer.inference.embedding import Embedder
 WORDS = "cat dog house garden mat day".split()
 TEXTS = ["the cat sat on the mat", "a dog ran", "the garden " * 30, "sat [SEP]sat"]
 WITHOUT_PROJECT = """
-import json, sys
+import json, os, sys
 for name in ("trainer", "launch", "data_prep"):
     sys.modules[name] = None
 from sentence_transformers import SentenceTransformer
 model = SentenceTransformer(sys.argv[1], device="cpu")
 print(json.dumps([model.encode(json.loads(sys.argv[2])).tolist(), model.max_seq_length, model.prompts, str(model[1])]))
+os.chdir(sys.argv[1])
+exec(sys.argv[3])
 """
 
 
@@ -217,10 +220,19 @@ def test_the_folder_gives_the_vectors_of_embed_without_this_project(
     )  # fmt: skip
     assert result.metric == "ndcg_at_10" and "tf-idf" in result.report
     texts = [text for text in TEXTS if "[SEP]" not in text]
-    words = ["-c", WITHOUT_PROJECT, str(result.folder), json.dumps(texts)]
+    card = (result.folder / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    words = ["-c", WITHOUT_PROJECT, str(result.folder), json.dumps(texts), code]
     answer = fork_server.run(words, tmp_path, os.environ | fork_server.FIXED)
-    vectors, longest, prompts, module = json.loads(answer.stdout.strip().splitlines()[-1])
+    assert answer.returncode == 0, answer.stderr
+    (of_script,) = [line for line in answer.stdout.splitlines() if line.startswith("[[")]
+    vectors, longest, prompts, module = json.loads(of_script)
     embedder = Embedder(result.folder)
+    unit = embedder(["A text.", "Another text."])  # those of the card
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    printed = [float(number) for number in re.findall(r"-?\d\.\d+", answer.stdout.partition("tensor(")[2])]
+    np.testing.assert_allclose(printed, (unit @ unit.T).ravel(), atol=1e-3)
+    assert f"{pooling} pooling" in card and ("The first 8 numbers" in card) == bool(sizes)
     np.testing.assert_allclose(embedder(texts), vectors, atol=1e-5)
     assert longest == embedder.max_length == 12 and pooling in module and not any(prompts.values())
     assert embedder.embed(texts).num_truncated == 1

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from transformers import AutoModel, BertConfig, EuroBertConfig, ModernBertConfig, RobertaConfig
 
 from data_prep.base.errors import UsageError
@@ -18,7 +19,8 @@ from tests.support.error_codes import coded
 from trainer.data.minimal_pairs import MinimalPair, subject_number
 from trainer.finetuning.finetune_settings import FinetuneSettings, check_settings
 from trainer.finetuning.frozen import layer_states
-from trainer.finetuning.layer_probes import length_classes, prepare_probes, run_probes
+from trainer.finetuning.layer_probes import PENALTIES, _fits, length_classes, prepare_probes, run_probes
+from trainer.finetuning.task_data import make_task
 
 SMALL: dict[str, Any] = {
     "vocab_size": 40,
@@ -145,6 +147,17 @@ def test_probes_find_what_is_there_and_nothing_in_the_control(tiny_hugging_face:
         "layers"
     ]
     assert only == found["layers"][1]
+
+
+def test_a_probe_of_two_classes_ends_at_the_optimum_also_for_random_labels() -> None:
+    draw = np.random.default_rng(0)
+    features = draw.normal(size=(300, 40)).astype(np.float32) * np.geomspace(1, 0.01, 40, dtype=np.float32)
+    labels = [*draw.choice(["a", "b"], 300)]
+    found = list(_fits(make_task("classification", ("a", "b")), features, labels, PENALTIES))
+    assert [fit.penalty for fit in found] == list(PENALTIES) and all(fit.converged for fit in found)
+    exact = LogisticRegression(C=1 / (PENALTIES[-1] * 300), solver="newton-cg", tol=1e-10, max_iter=10_000)
+    exact.fit(features.astype(np.float64), labels)
+    assert found[-1].predict(features) == exact.predict(features).tolist()
 
 
 @pytest.mark.long
