@@ -103,6 +103,11 @@ def test_from_a_file_to_a_registered_model_and_its_predictions(
     assert set(runs) == {"full-seed0-rate0.01", "full-seed1-rate0.01"}
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
     assert {run.info.status for run in [parent, *runs.values()]} == {"FINISHED"}
+    assert {run.data.tags["mlflow.source.name"] for run in [parent, *runs.values()]} == {"launch/finetune.py"}
+    description = parent.data.tags["mlflow.note.content"]
+    assert f"`{tiny_hugging_face.name}`, fine-tuned for classification on `animals.tsv`: full." in description
+    assert "`full/accuracy_mean` first: the mean over the seeds on the test examples" in description
+    assert str(labeled.parent) not in description
     assert parent.data.metrics["full/accuracy_mean"] >= 0.9
     known = {"split_seed": "0", "max_length": "32", "early_stopping": "null", "learning_rates.full": "[0.01]"}
     assert known.items() <= parent.data.params.items()

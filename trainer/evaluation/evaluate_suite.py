@@ -104,7 +104,8 @@ def evaluate_suite(
     parent = _training_run(provenance.get("mlflow_run_id"), tracking_uri, log) if is_tracked else None
     settings = _tracking(plan.suite, parent, tracking_uri) if is_tracked else None
     step = int(provenance.get("step") or 0)
-    with storage.hold_lock(output), ExperimentRuns(settings, output) as runs:
+    origin = {"script": "launch/evaluate.py", "description": _description(plan.suite, model)}
+    with storage.hold_lock(output), ExperimentRuns(settings, output, **origin) as runs:
         runs.parent.log_tags({"clozeworks.model": model.name, **({PARENT_TAG: parent.run_id} if parent else {})})
         runs.parent.log_params(flat_text({"suite": plan.suite.name, "model": model.name, "model_digest": model.digest}))
         result = _run_jobs(plan, model.folder, output, log, runs, step)
@@ -118,6 +119,16 @@ def evaluate_suite(
     if is_address(model.name) and is_tracked:
         tag_version(model.name, result, tracking_uri)
     return result
+
+
+def _description(suite: Suite, model: OpenedModel) -> str:
+    """Return what MLflow shows on the page of the run; no local paths."""
+    name = model.name if is_address(model.name) else Path(model.name).absolute().name
+    return (
+        f"The suite `{suite.name}` on `{name}`: {', '.join(suite.tasks)}. "
+        "Every child run is one task with one seed.\n\n"
+        f"Look at `suite/{suite.name}/average` first. The artifact `report.txt` has the scores of every task."
+    )
 
 
 def tag_version(model_uri: str, result: SuiteResult, tracking_uri: str | None) -> None:

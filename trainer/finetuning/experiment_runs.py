@@ -11,6 +11,7 @@ from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from trainer.config.run_settings import TrackingSettings
 from trainer.tracking.mlflow_server import sync_command
+from trainer.tracking.run_description import origin_tags
 from trainer.tracking.sync import sync
 from trainer.tracking.tracker import (
     CLOSE_SECONDS,
@@ -33,15 +34,25 @@ class ExperimentRuns:
     A child names its parent by an id that needs no server, so that all runs can be sent later. Until then they wait in
     `folder`. The end of a `with` block ends the run and an unfinished child, with the status of the block.
 
-    `choice` says how the user chooses another experiment (`Tracker.open`); empty if none can be chosen.
+    `choice` says how the user chooses another experiment (`Tracker.open`); empty if none can be chosen. MLflow shows
+    `script` as the source of every run, and `description` on the page of the parent.
     """
 
-    def __init__(self, settings: TrackingSettings | None, folder: Path, choice: str = "") -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: TrackingSettings | None,
+        folder: Path,
+        choice: str = "",
+        *,
+        script: str = "launch/finetune.py",
+        description: str | None = None,
+    ) -> None:
+        self._settings, self._script = settings, script
         self._folder, self._choice = folder, choice
         self._warned: set[str] = set()
         self._tracker = Tracker.open(settings, folder, self._warn_once, choice=choice) if settings else None
         self.parent: MetricLog = self._tracker or NullTracker()
+        self.parent.log_tags(origin_tags(script, description))
         self._child: Tracker | None = None
         self._server_answers = self._tracker is not None and self._tracker.server_answers
         self._children_are_sent = True
@@ -73,6 +84,7 @@ class ExperimentRuns:
             self._tracker.run_uuid,
             self._choice,
         )
+        self._child.log_tags(origin_tags(self._script))
         self._child.log_params(params)
         try:
             yield self._child

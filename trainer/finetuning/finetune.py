@@ -143,7 +143,8 @@ def fit_experiment(experiment: Experiment, log: Callable[[str], None]) -> Finetu
     report = Comparison(data, metric, results)
     tracking = tracking_settings(settings) if settings.is_tracked else None
     _make_output(output)
-    with ExperimentRuns(tracking, output, "give another --experiment") as runs:
+    choice, description = "give another --experiment", _description(experiment)
+    with ExperimentRuns(tracking, output, choice, description=description) as runs:
         runs.parent.log_params(_run_params(experiment))
         for variant in experiment.learning_rates:
             results.append(run_variant(experiment, variant, runs.child, best.keep))
@@ -171,6 +172,23 @@ def fit_experiment(experiment: Experiment, log: Callable[[str], None]) -> Finetu
     command, file = ("embed", "vectors.npy") if settings.task == "embedding" else ("predict", "FILE")
     log(f"  clozeworks {command} --model {quote(registration.model_uri)}{server} --input FILE --output {file}")
     return replace(result, registration=registration)
+
+
+def _description(experiment: Experiment) -> str:
+    """Return what MLflow shows on the page of the run; no local paths."""
+    settings, scored, variants = experiment.settings, experiment.data.scored_on, list(experiment.learning_rates)
+    task, first = settings.task.replace("_", " "), "full" if "full" in variants else variants[0]
+    return (
+        f"`{_base_model(settings)}`, fine-tuned for {task} on `{settings.files.train.name}`: {', '.join(variants)}. "
+        "Every child run is one fit.\n\n"
+        f"Look at `{first}/{experiment.metric}_mean` first: the mean over the seeds on the {scored} examples. "
+        f"`baseline/{experiment.metric}` is the score of a guess that reads no text. The artifact `report.txt` has all "
+        "scores."
+    )
+
+
+def _base_model(settings: FinetuneSettings) -> str:
+    return str(settings.model) if is_address(settings.model) else Path(settings.model).absolute().name
 
 
 def _run_params(experiment: Experiment) -> dict[str, Any]:
@@ -201,7 +219,7 @@ def _fit_facts(experiment: Experiment, fit: Fit) -> FitFacts:
         **_columns(settings),
         **_of_vectors(settings),
         **{name: getattr(fit, name) for name in of_fit},
-        base_model=str(settings.model) if is_address(settings.model) else Path(settings.model).name,
+        base_model=_base_model(settings),
         max_length=data.preprocessor.max_length,
         num_examples=data.num_examples,
         scored_on=data.scored_on,

@@ -160,7 +160,7 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> 
 
 
 def _data(facts: TrainingFacts) -> str:
-    lines = [f"- shard set `{url}`, manifest sha256 `{digest}`" for url, digest in facts.data_digests.items()]
+    lines = [f"- shard set `{_shown(url)}`, manifest sha256 `{digest}`" for url, digest in facts.data_digests.items()]
     known = ", ".join(languages(facts))
     lines.insert(0, f"- languages, by tokens: {known or 'not stated'}")
     if not facts.sources:
@@ -171,6 +171,11 @@ def _data(facts: TrainingFacts) -> str:
         stated = (escaped(value or "not stated") for value in (source.license, source.language, source.date))
         table.append(f"| {linked} | {' | '.join(stated)} | {source.documents:,} | {source.tokens:,} |")
     return "\n".join([*lines, *table]).strip()
+
+
+def _shown(url: str) -> str:
+    """Return a URL, or the name of a local folder: its path means nothing to readers of the card."""
+    return url if "://" in url else url.rstrip("/").rpartition("/")[2] or url
 
 
 def _evaluation(facts: TrainingFacts) -> str:

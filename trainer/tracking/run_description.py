@@ -33,11 +33,12 @@ from trainer.tracking.journal import ADOPTED_TAG, ENTROPY_PARAM, GIT_TAG, LINEAG
 from trainer.tracking.tracker import MetricLog
 
 LIBRARIES = ("clozeworks", "torch", "deepspeed", "mlflow", "transformers", "tokenizers", "sentencepiece", "numpy")
+IN_TAGS = ("clozeworks", "python", "torch", "deepspeed", "gpu", "gpus", "cuda")
+"""What of the environment is also a tag: MLflow's page shows all tags of a run."""
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = ("configs", "data_prep", "trainer", "launch")
 MAX_CHARACTERS = 1 << 20
 _TIMEOUT_SECONDS = 10
-_SOURCE = {"mlflow.source.name": "launch/pretrain.py", "mlflow.source.type": "LOCAL"}
 _DIFF = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD")
 
 # What a developer writes into a source: a literal under a secret's name, and tokens with a known form.
@@ -80,7 +81,7 @@ def describe_run(
     tracker.log_artifact_text("environment/packages.txt", installed_packages())
     tracker.log_artifact_text("environment/machine.json", json.dumps(environment, indent=1) + "\n")
     tags = {"clozeworks.manifest_digest": ",".join(digests), LINEAGE_TAG: ",".join(data_lineage)}
-    tags |= {f"clozeworks.environment.{name}": version for name, version in environment.items()}
+    tags |= {f"clozeworks.environment.{name}": version for name, version in environment.items() if name in IN_TAGS}
     tags |= {ADOPTED_TAG: "; ".join(adopted)} if adopted else {}
     tags |= {TEACHERS_TAG: ",".join(teachers)} if teachers else {}
     revision = git_revision()
@@ -99,9 +100,15 @@ def shown_by_mlflow(config: RunConfig, shard_sets: Sequence[ShardSet]) -> dict[s
         "Look at `valid/*` first: scores on held-out documents. Without context, `valid/mlm_loss` (in nats) cannot "
         f"fall below the parameter `{ENTROPY_PARAM}`. `train/*` is of the batches, with dropout and changing masks."
     )
+    return origin_tags("launch/pretrain.py", description)
+
+
+def origin_tags(script: str, description: str | None = None) -> dict[str, str]:
+    """Return the tags that MLflow's own pages show as source, user and description of a run."""
+    tags = {"mlflow.source.name": script, "mlflow.source.type": "LOCAL"}
     with contextlib.suppress(OSError, KeyError, ImportError):  # a container's user may have no name
-        return {"mlflow.note.content": description, "mlflow.user": getpass.getuser(), **_SOURCE}
-    return {"mlflow.note.content": description, **_SOURCE}
+        tags["mlflow.user"] = getpass.getuser()
+    return tags if description is None else tags | {"mlflow.note.content": description}
 
 
 def manifest_summary(url: str, manifest: Manifest) -> dict[str, Any]:

@@ -296,6 +296,8 @@ def test_runs_in_mlflow_are_children_of_the_training_run(
     suite = runs.pop("suite-own")
     assert suite.data.tags["mlflow.parentRunId"] == trained.info.run_id and suite.info.status == "FINISHED"
     assert suite.data.metrics == {"suite/own/first": 4.0, "suite/own/average": 4.0}
+    description = suite.data.tags["mlflow.note.content"]
+    assert "The suite `own` on `model`: first." in description and "`suite/own/average` first" in description
     assert client.get_metric_history(suite.info.run_id, "suite/own/first")[0].step == 70
     children = {name.rpartition("-")[0]: run for name, run in runs.items() if name != "trained"}
     assert {name: run.data.metrics for name, run in children.items()} == {

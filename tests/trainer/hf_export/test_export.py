@@ -186,6 +186,13 @@ def test_the_model_card_knows_a_foreign_tokenizer_and_its_mask(kind, small_corpu
     assert "SentencePiece" not in card and "tokenizer: that of another checkpoint" in card
 
 
+def test_the_card_names_a_local_shard_set_without_its_path(tokenizer_folder):
+    facts = TrainingFacts(data_digests={"/home/me/text/shards/": "1" * 64, "s3://host/shards": "2" * 64})
+    card = model_card("x", make_config(), facts, Tokenizer.load(tokenizer_folder))
+    assert f"- shard set `shards`, manifest sha256 `{'1' * 64}`" in card and "home" not in card
+    assert f"- shard set `s3://host/shards`, manifest sha256 `{'2' * 64}`" in card
+
+
 def test_the_description_of_a_source_stays_in_its_cell(tokenizer_folder):
     counts = {"dropped": {}, "documents": 1, "sentences": 1, "tokens": 2, "words": 2, "text_bytes": 9}
     hostile = SourceRecord(

@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from trainer.tracking.run_description import (
     all_lineages,
     data_set_input,
     describe_environment,
+    describe_run,
     git_revision,
     installed_packages,
     lineage,
@@ -32,6 +34,7 @@ from trainer.tracking.run_description import (
     shown_by_mlflow,
     source_text,
 )
+from trainer.tracking.tracker import NullTracker
 
 
 def test_the_summary_has_counts_and_sources_and_no_list_of_files(small_shards: Path) -> None:
@@ -62,6 +65,28 @@ def test_mlflow_shows_what_the_run_is_who_began_it_and_from_which_source(
     assert f"on `{small_shards.name}`" in description and str(small_shards.parent) not in str(tags)
     monkeypatch.setattr(run_description.getpass, "getuser", lambda: {}["a user without a name"])
     assert "mlflow.user" not in shown_by_mlflow(config, [])
+
+
+def test_few_tags_name_versions_and_a_file_has_the_whole_environment(small_shards: Path) -> None:
+    class KeepingTracker(NullTracker):
+        def __init__(self) -> None:
+            self.tags: dict[str, str] = {}
+            self.texts: dict[str, str] = {}
+
+        def log_tags(self, tags: Mapping[str, str]) -> None:
+            self.tags.update(tags)
+
+        def log_artifact_text(self, name: str, text: str) -> None:
+            self.texts[name] = text
+
+    kept, config = KeepingTracker(), load_config("tiny_cpu", [f"data.shards={small_shards}", "training.max_steps=9"])
+    describe_run(kept, config, [open_shard_set(str(small_shards))], ["d" * 64])
+    machine = json.loads(kept.texts["environment/machine.json"])
+    assert {"platform", "memory_gib", "numpy", "torch"} <= machine.keys()
+    named = {name.removeprefix("clozeworks.environment.") for name in kept.tags if "environment" in name}
+    assert {"python", "torch"} <= named <= {"clozeworks", "python", "torch", "deepspeed", "gpu", "gpus", "cuda"}
+    assert kept.tags["clozeworks.environment.torch"] == machine["torch"]
+    assert {"mlflow.note.content", "mlflow.source.name"} <= kept.tags.keys()
 
 
 def test_a_version_descends_from_those_before_it(small_shards: Path, tmp_path: Path) -> None:
