@@ -88,12 +88,12 @@ def main() -> None:
     examples = read_texts(arguments, columns, task) if columns is not None and task is not None else None
     from trainer.finetuning.fitted_model import FittedModel  # imports torch
     from trainer.finetuning.scores import figure
-    from trainer.finetuning.task_data import check_labels
+    from trainer.finetuning.task_data import with_own_labels
 
     model = FittedModel.load(folder)
     if examples is None:
         examples = read_texts(arguments, columns, model.task)
-    check_labels(model.task, examples, arguments.input)
+    examples = with_own_labels(model.task, examples, arguments.input)
     table = read_table(arguments.input, arguments.quoting)
     check_result_columns(model, table, arguments)
     check_table_can_be_written(table, arguments.output, arguments.quoting)
@@ -148,6 +148,7 @@ def fitted_folder(arguments: argparse.Namespace) -> tuple[Path, Columns | None, 
 def read_texts(arguments: argparse.Namespace, columns: Columns | None, task: Task) -> Examples:
     """Read the texts of the input."""
     from trainer.finetuning.examples import read_examples
+    from trainer.finetuning.task_data import check_has_pair
 
     if columns is None:
         raise UsageError(
@@ -155,6 +156,7 @@ def read_texts(arguments: argparse.Namespace, columns: Columns | None, task: Tas
             fix="give --text-column, and --pair-column for pairs",
             code="missing-text-column",
         )
+    check_has_pair(task, columns.pair, "the model")
     parse = task.parse_label if columns.label else None
     examples = read_examples(
         arguments.input,

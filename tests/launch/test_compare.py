@@ -187,6 +187,118 @@ def test_a_file_of_other_columns_or_labels_is_refused(
         command(monkeypatch, *both, str(tmp_path / "empty.tsv"))
 
 
+SQUAD = {"context": "the cat sat", "qas": [{"question": "it was", "answers": [{"text": "cat", "answer_start": 4}]}]}
+UNANSWERED = {"context": "a dog", "qas": [{"question": "to it", "is_impossible": True, "answers": []}]}
+LABELED = {
+    "pair_classification": ("f.csv", "a,b,c\nthe cat,a dog,x\n,sat,y\n", "accuracy f1 mcc"),
+    "multilabel_classification": (
+        "f.jsonl",
+        '{"a": "the cat", "c": ["x", "y"]}\n{"a": "it", "c": ["x", "x"]}\n{"a": "sat", "c": []}\n',
+        "f1 f1_macro accuracy",
+    ),
+    "regression": ("f.tsv", "a\tc\nthe cat\t1.5\nit sat\tmuch\n", "spearman pearson rmse"),
+    "token_classification": (
+        "f.jsonl",
+        '{"a": ["the", "cat"], "c": ["x", "y"]}\n{"a": ["it", "sat"], "c": ["x"]}\n',
+        "f1 precision recall accuracy",
+    ),
+    "question_answering": (
+        "f.json",
+        json.dumps({"data": [{"paragraphs": [SQUAD, UNANSWERED]}]}),
+        "f1 exact_match",
+    ),
+}
+"""A file for each task, whose second row is bad, and the metrics."""
+OF_SQUAD = ["--text-column", "context", "--pair-column", "question", "--label-column", "answers"]
+
+
+def saved_twice(name: str, tiny_hugging_face: Path, tmp_path: Path) -> list[str]:
+    """The same model twice, before any fit, as two groups."""
+    preprocessor = Preprocessor(load_text_tokenizer(tiny_hugging_face), 32, True)
+    save(name, tiny_hugging_face, preprocessor, tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    return [f"{which}={tmp_path / which}" for which in ("one", "two")]
+
+
+@pytest.mark.parametrize("name", LABELED)
+def test_models_of_every_task_are_scored_on_a_file_without_its_bad_rows(
+    name: str,
+    tiny_hugging_face: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    models = saved_twice(name, tiny_hugging_face, tmp_path)
+    file, content, metrics = LABELED[name]
+    (tmp_path / file).write_text(content)
+    options = OF_SQUAD if name == "question_answering" else []
+    command(monkeypatch, *models, "--labeled", str(tmp_path / file), *options, "--output", str(tmp_path / "out"))
+    printed = capsys.readouterr()
+    assert [line.partition(" (row 2, column")[0] for line in printed.err.splitlines() if "no score" in line] == [
+        f"{tmp_path / which}: warning: no score for row 2" for which in ("one", "two")
+    ]
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())["scores"]
+    assert {row["metric"] for row in rows} == {f"labeled/{metric}" for metric in metrics.split()}
+    assert all(row.get("difference", 0) == 0 and "not_compared" not in row for row in rows)
+    of_rows = [row["basis"] for row in rows if "too few rows" in row.get("basis", "")]
+    num_scored = 2 if name == "multilabel_classification" else 1
+    is_mean = name in ("pair_classification", "multilabel_classification", "question_answering")
+    assert of_rows == [f"no interval: too few rows ({num_scored})"] * is_mean
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("classification", '{"a": "the cat", "c": ["x", "y"]}'),
+        ("multilabel_classification", '{"a": "the cat", "c": 2.5}'),
+        ("regression", '{"a": "the cat", "c": "x"}'),
+        ("token_classification", '{"a": "the cat", "c": "x"}'),
+        ("question_answering", '{"a": "the cat", "b": "it", "c": "dog"}'),
+        ("classification", '{"a": {"text": "the cat"}, "c": "x"}'),
+    ],
+)
+def test_a_file_of_another_task_is_refused_with_its_row(
+    name: str, content: str, tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = saved_twice(name, tiny_hugging_face, tmp_path)
+    (tmp_path / "f.jsonl").write_text(content + "\n")
+    with pytest.raises(UserError, match="f.jsonl, row 1, column '[ac]': ", check=coded("invalid-cell")):
+        command(monkeypatch, *models, "--labeled", str(tmp_path / "f.jsonl"))
+
+
+def test_tags_of_another_scheme_are_scored_as_those_of_the_model(
+    tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = saved_twice("token_classification", tiny_hugging_face, tmp_path)
+    config = json.loads((tmp_path / "one" / "config.json").read_text())
+    for which, names in (("one", ("O", "S-X")), ("two", ("S-X", "O"))):
+        path = tmp_path / which / "config.json"
+        path.write_text(json.dumps(config | {"id2label": dict(enumerate(names))}))
+    (tmp_path / "f.conll").write_text("the S-X\ncat O\nsat S-X\n\nit O\n")
+    options = ["--text-column", "1", "--label-column", "2", "--output", str(tmp_path / "out")]
+    command(monkeypatch, *models, "--labeled", str(tmp_path / "f.conll"), *options)
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())["scores"]
+    accuracies = [row["mean"] for row in rows if row["metric"] == "labeled/accuracy"]
+    assert sum(accuracies) == pytest.approx(1), "each word is right for one of them"
+
+
+def test_models_that_a_labeled_file_does_not_suit_are_refused(
+    tiny_hugging_face: Path, examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = saved_twice("question_answering", tiny_hugging_face, tmp_path)
+    facts = json.loads((tmp_path / "one" / "finetune.json").read_text())
+    for which in ("one", "two"):
+        (tmp_path / which / "finetune.json").unlink()  # as a model from the Hub
+    with pytest.raises(UserError, match="--pair-column is missing", check=coded("missing-pair-column")):
+        command(monkeypatch, *models, "--labeled", str(examples), "--text-column", "a", "--label-column", "c")
+    for which in ("one", "two"):
+        (tmp_path / which / "finetune.json").write_text(json.dumps(facts | {"task": "embedding"}))
+    with pytest.raises(
+        UserError, match=f"{tmp_path / 'one'} was fine-tuned for vectors", check=coded("not-fine-tuned")
+    ):
+        command(monkeypatch, *models, "--labeled", str(examples))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

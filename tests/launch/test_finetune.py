@@ -217,6 +217,20 @@ def test_wrong_usage_is_reported_before_any_work(
     assert not Path("fitted").exists() and not Path("mlflow.db").exists()
 
 
+def test_an_error_of_some_rows_names_the_option_that_skips_them(
+    tiny_hugging_face: Path, labeled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, check=coded("invalid-cell")) as caught:
+        run(monkeypatch, tiny_hugging_face, labeled, "--dry-run", "--task", "regression")
+    assert "--on-bad-row" not in caught.value.fix, "no row would be left"
+    labeled.write_text(labeled.read_text() + "the cat sat\t\n")
+    with pytest.raises(UsageError, check=coded("empty-cells")) as caught:
+        run(monkeypatch, tiny_hugging_face, labeled, "--dry-run")
+    assert "--on-bad-row skip" in caught.value.fix
+    run(monkeypatch, tiny_hugging_face, labeled, "--dry-run", "--on-bad-row", "skip")
+    assert "skipped 1 row of the file of train" in capsys.readouterr().out
+
+
 REFUSED = """
 import sys
 from data_prep.base.errors import UserError

@@ -228,7 +228,7 @@ def example_difference(metric: str, strata: Sequence[str], unit: str, first: Gro
         means.append(np.mean(scores, axis=0))
     gains = means[1] - means[0]  # (examples,)
     if len(gains) < FEWEST_PAIRS:
-        return Difference(float(gains.mean()), basis=f"no interval: {len(gains)} {unit} are too few")
+        return Difference(float(gains.mean()), basis=f"no interval: too few {unit} ({len(gains)})")
     names = np.array(strata)
     generator, drawn = np.random.default_rng(0), np.zeros(NUM_RESAMPLES)
     for name in dict.fromkeys(strata):

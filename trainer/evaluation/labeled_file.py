@@ -14,8 +14,9 @@ from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted, listed
 from trainer.finetuning.examples import Columns, Examples, read_examples
 from trainer.finetuning.fitted_model import FittedModel, read_facts, read_fitted_task
-from trainer.finetuning.task_data import check_labels
+from trainer.finetuning.task_data import check_has_pair, with_own_labels
 from trainer.finetuning.tasks import Task
+from trainer.model.model_folder import gives_vectors
 
 _MEANS = {"question_answering": "f1"} | dict.fromkeys(
     ("classification", "pair_classification", "multilabel_classification"), "accuracy"
@@ -60,21 +61,24 @@ def read_file(data: LabeledFile, folder: Path, task: Task) -> Examples:
         data.pair_column or (facts.pair_column if facts else None),
         data.label_column or "",
     )
+    check_has_pair(task, columns.pair, f"a model for {_spaced(task.name)}")
     quoting = data.quoting if data.quoting is not None else facts is None or facts.quoting
     parse = task.parse_label if data.label_column else None
     examples = read_examples(
         data.path, columns, task.parse_text, parse, quoting, skip_bad=True, read_label_column=task.read_label_column
     )
-    check_labels(task, examples, data.path)
-    return examples
+    return with_own_labels(task, examples, data.path)
 
 
 def check_one_task(folders: Mapping[str, Path]) -> None:
     """Refuse fitted models whose scores do not compare, before any is loaded; `folders` has them by name.
 
     Raises:
-        UsageError: one is of another task than the first one, or has other labels.
+        UsageError: one is of another task than the first one, has other labels, or gives vectors.
     """
+    for name, folder in folders.items():
+        if (facts := read_facts(folder)) is not None and facts.task == "embedding":
+            raise gives_vectors(name, "give --suite with tasks of retrieval or sts instead of --labeled")
     named = iter(folders.items())
     first_name, first_folder = next(named)
     first = read_fitted_task(first_folder)

@@ -77,13 +77,15 @@ def read_examples(
     skip_incomplete: bool = False,
     skip_bad: bool = False,
     read_label_column: Callable[[list[Any]], list[Any]] = list,
+    offers_skipping: bool = False,
 ) -> Examples:
     """Read the examples of a file; `parse_label(cell, text)` is None if labels are not needed.
 
     `read_label_column` changes all cells of the labels before they are parsed.
 
     `quoting` and `header` are as in `read_table`. `skip_incomplete` accepts ragged rows and skips those with an empty
-    cell. `skip_bad` leaves out every row that has an empty or invalid cell, as long as there are others.
+    cell. `skip_bad` leaves out every row that has an empty or invalid cell, as long as there are others, and with
+    `offers_skipping` the error for such rows names the option that does.
     """
     table = read_table(path, quoting, header, ragged=skip_incomplete and path.suffix in SEPARATORS)
     num_rows = len(table)
@@ -116,7 +118,7 @@ def read_examples(
                 wrong[row] = str(error)
             values.append(value)
         if wrong and (not skip_bad or len(bad | wrong) == len(numbers)):
-            raise _bad_cells(path, name, wrong, len(numbers), quoting)
+            raise _bad_cells(path, name, wrong, len(numbers), quoting, offers_skipping)
         bad.update({row: f"column {name!r}: {reason}" for row, reason in wrong.items() if row not in bad})
         return values
 
@@ -131,22 +133,25 @@ def read_examples(
     return replace(examples, num_incomplete=num_rows - len(table), bad_rows=dict(sorted(bad.items())))
 
 
-def _bad_cells(path: Path, name: str, wrong: dict[int, str], num_rows: int, quoting: bool) -> UsageError:
+def _bad_cells(
+    path: Path, name: str, wrong: dict[int, str], num_rows: int, quoting: bool, offers_skipping: bool
+) -> UsageError:
     """Return the error for cells of a column; `wrong` has the reason by row."""
+    skipped = ", or skip such rows with --on-bad-row skip" if offers_skipping and len(wrong) < num_rows else ""
     empty = [row for row, reason in wrong.items() if reason == _EMPTY]
     if empty:
         unquoted = "; if quotation marks are plain characters, add --no-quoting"
         return UsageError(
             f"{path} has {counted(len(empty), 'row')} of {num_rows:,} without a value in column {name!r}: "
             f"{listed_rows(empty)}",
-            fix=f"fill them in or remove them{unquoted if quoting and has_quoted_cells(path) else ''}",
+            fix=f"fill them in or remove them{skipped}{unquoted if quoting and has_quoted_cells(path) else ''}",
             code="empty-cells",
         )
     first, *others = wrong
     also = f"; {listed_rows(others)} cannot be read either" if others else ""
     return UsageError(
         f"{path}, row {first:,}, column {name!r}: {wrong[first]}{also}",
-        fix="correct the rows or remove them" if others else "correct the row or remove it",
+        fix=f"correct the rows or remove them{skipped}" if others else f"correct the row or remove it{skipped}",
         code="invalid-cell",
     )
 

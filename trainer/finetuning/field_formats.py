@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas
 
 _TAG = re.compile(r"O|[BIESLU]-.+", re.DOTALL)
 _IOB2 = {"S": "B", "U": "B", "E": "I", "L": "I"}
+_ENDS = {frozenset("ES"): ("E", "S"), frozenset("LU"): ("L", "U")}
+"""By the letters that BIOES and BILOU have and IOB2 lacks, the letter of a last word and that of an only word."""
+_COMMENT = re.compile(r"#\s*[\w.-]+ = ")
 _CONLLU_ID = re.compile(r"\d+(?:[-.]\d+)?")
 DOCUMENT_START = "-DOCSTART-"
 FAULTS = "faults"
@@ -75,24 +78,29 @@ def read_conll(text: str) -> pandas.DataFrame:
     """Return a row for each sentence of a CoNLL file, with a list for each column; the columns are "1", "2", ...
 
     Empty lines part sentences. Cells are parted by tabs if a line has one, else by spaces, of which a no-break space is
-    none; lines that begin with "#" and have no tab are comments in the first case. An empty cell is None. Columns of
+    none. Lines that begin with "#" are comments if they have no tab; where spaces part cells, if they have another
+    number of cells than the lines of words, or are of the form `# name = value`. An empty cell is None. Columns of
     entity tags (IOB1, IOB2, BIOES, BILOU) become IOB2; one that has other tags too is a fault, which `attrs` has.
 
     Raises:
         ValueError: a line has another number of columns than the first one, or is a range of words of CoNLL-U.
     """
-    is_tabbed = "\t" in text
+    given = [line.rstrip("\r") for line in text.split("\n")]
+    some = [line for line in given if line.strip() and not line.startswith(DOCUMENT_START)]
+    of_words = [line for line in some if not line.startswith("#")] or some
+    is_tabbed = any("\t" in line for line in of_words)
     sentences: list[list[list[str | None]]] = [[]]
     lines: list[int] = []
-    width = 0
-    for number, line in enumerate(text.split("\n"), start=1):
-        line = line.rstrip("\r")
+    width = 0 if is_tabbed or not of_words else len(_parted(of_words[0]))
+    for number, line in enumerate(given, start=1):
         if not line.strip() or line.startswith(DOCUMENT_START):
             sentences.append([])
             continue
         if is_tabbed and line.startswith("#") and "\t" not in line:
             continue
-        cells = [cell.strip() or None for cell in line.split("\t")] if is_tabbed else re.findall("[^ ]+", line)
+        cells = [cell.strip() or None for cell in line.split("\t")] if is_tabbed else _parted(line)
+        if not is_tabbed and line.startswith("#") and (len(cells) != width or _COMMENT.match(line)):
+            continue
         width = width or len(cells)
         if len(cells) != width:
             raise ValueError(f"line {number:,} has {len(cells)} columns, and the first one {width}")
@@ -117,6 +125,10 @@ def read_conll(text: str) -> pandas.DataFrame:
     return table
 
 
+def _parted(line: str) -> list[str | None]:
+    return [*re.findall("[^ ]+", line)]
+
+
 def _check_no_ranges(columns: Sequence[Sequence[str | None]], lines: Sequence[int]) -> None:
     """Refuse lines of CoNLL-U that are not words of their own: `1-2` is written as one word, `8.1` is not written."""
     numbers = [cell or "" for cell in columns[0]] if len(columns) > 1 else []
@@ -139,6 +151,38 @@ def as_iob2(sentences: Sequence[Sequence[str | None]]) -> list[list[str | None]]
     if every <= {"O"} or not all(_TAG.fullmatch(tag) for tag in every):
         return [list(tags) for tags in sentences]
     return [_as_iob2(tags) for tags in sentences]
+
+
+def as_scheme_of(names: Sequence[str], sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return entity tags in the scheme of `names`, the tags of a model; those of its own scheme as they are.
+
+    A model may have tags of IOB2, or of BIOES or BILOU, which mark the last word of an entity too. Tags of anything
+    else stay as they are.
+    """
+    every = {tag for tags in sentences for tag in tags}
+    if every <= {"O"} or not all(_TAG.fullmatch(tag) for tag in {*names, *every}):
+        return [list(tags) for tags in sentences]
+    ours, given = _letters(names), _letters(every)
+    if ours == given:
+        return [list(tags) for tags in sentences]
+    plain = [[tag or "O" for tag in _as_iob2(tags)] for tags in sentences]
+    return plain if ours is None else [_with_ends(tags, *_ENDS[ours]) for tags in plain]
+
+
+def _letters(tags: Iterable[str]) -> frozenset[str] | None:
+    """Return the letters of `_ENDS` whose scheme the tags have; None for IOB1 and IOB2, or if they have both."""
+    first = {tag[0] for tag in tags}
+    schemes = [letters for letters in _ENDS if letters & first]
+    return schemes[0] if len(schemes) == 1 else None
+
+
+def _with_ends(tags: Sequence[str], last: str, single: str) -> list[str]:
+    """Return tags of IOB2 with the letter of every entity's last word."""
+    result = []
+    for tag, after in zip(tags, [*tags[1:], "O"], strict=True):
+        is_last = tag != "O" and after != f"I-{tag[2:]}"
+        result.append(f"{(last if tag[0] == 'I' else single) if is_last else tag[0]}{tag[1:]}")
+    return result
 
 
 def not_of_iob2(tags: Sequence[str]) -> str | None:

@@ -167,7 +167,8 @@ def fit_experiment(experiment: Experiment, log: Callable[[str], None]) -> Finetu
     if settings.register is None:
         return result
     registration = _register(settings, folder, runs.parent.run_id)
-    log(f"registered {registration.name} version {registration.version} at {registration.server}")
+    origin = ", the model from random weights," if fit.variant == "scratch" else ""
+    log(f"registered {registration.name} version {registration.version}{origin} at {registration.server}")
     server = _server_option(settings)
     command, file = ("embed", "vectors.npy") if settings.task == "embedding" else ("predict", "FILE")
     log(f"  clozeworks {command} --model {quote(registration.model_uri)}{server} --input FILE --output {file}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -182,7 +182,8 @@ def check_settings(settings: FinetuneSettings) -> None:
     check_model_name(settings.model)
     if settings.task == "length":
         return
-    read_task(settings.task, settings.files, settings.columns, settings.split_seed)
+    files = replace(settings.files, offers_skipping=settings.on_bad_row == "refuse")
+    read_task(settings.task, files, settings.columns, settings.split_seed)
 
 
 def _check_probes(settings: FinetuneSettings) -> None:

@@ -62,11 +62,18 @@ def fitted_card(facts: FitFacts, names: Sequence[str]) -> str:
         for metric, value in facts.scores.items()
     )
     counts = ", ".join(f"{count:,} {part}" for part, count in facts.num_examples.items())
+    how = f"learning rate {facts.learning_rate:g}, seed {facts.seed}, epoch {facts.best_epoch}"
+    title = f"{base}, fine-tuned for {task}"
+    origin = f"`{facts.base_model}`, fine-tuned for {task} with clozeworks ({facts.variant}, {how})."
+    if facts.variant == "scratch":
+        title = f"{task}, trained from random weights"
+        origin = (
+            f"Trained for {task} from random weights with clozeworks (scratch, {how}). It has the architecture and the "
+            f"tokenizer of `{facts.base_model}`, but nothing that this encoder learned in pretraining."
+        )
     return (
         f"---\nlibrary_name: {library}\npipeline_tag: {tag.get(facts.task, 'text-classification')}\n"
-        f"tags:\n- clozeworks\n---\n\n# {base}, fine-tuned for {task}\n\n"
-        f"`{facts.base_model}`, fine-tuned for {task} with clozeworks ({facts.variant}, learning "
-        f"rate {facts.learning_rate:g}, seed {facts.seed}, epoch {facts.best_epoch}).\n\n"
+        f"tags:\n- clozeworks\n---\n\n# {title}\n\n{origin}\n\n"
         f"## Scores\n\n{scores}\n\nExamples: {counts}. Texts longer than {facts.max_length} tokens: {long}.\n\n"
         f"## Use\n\n{_use(facts)}\n\n"
         f"## Answers and limits\n\n{_limits(facts, names)}\n\n"

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted, duration
 from trainer.finetuning.experiment import Experiment, Fit, VariantResult, make_model
-from trainer.finetuning.fit import groups_by_length, sign_of
+from trainer.finetuning.fit import groups_by_length, order, sign_of
 from trainer.finetuning.frozen import encoder_taken_out, store_hidden_states
 from trainer.finetuning.scores import figure, figure_of_seeds
 from trainer.finetuning.task_data import TaskData, data_lines
@@ -109,6 +109,7 @@ class Comparison:
         yield from self.score_lines()
         yield f"{self.data.task.baseline_name}: {self.data.task.yardstick(self.data.train_labels)[1]}"
         yield from self.yardstick_warnings()
+        yield from self.scratch_warnings()
         yield from self.rate_lines()
         yield ""
         yield from self._length_lines(best)
@@ -148,6 +149,18 @@ class Comparison:
                     f"warning: {result.variant} is not better than {task.baseline_name} on {self.data.scored_on}: "
                     f"{metric} {figure(mean)} and {figure(yardstick)}{hint}"
                 )
+
+    def scratch_warnings(self) -> Iterator[str]:
+        """Yield a warning if the best model of several variants, which is saved, has nothing of the encoder."""
+        best = [result.best(self.metric) for result in self.results]
+        first, *others = sorted(best, key=lambda one: order(one.valid_scores, self.metric), reverse=True)
+        if first.variant == "scratch" and others:
+            scores = [f"{one.variant} {figure(one.valid_scores[self.metric])}" for one in (first, *others)]
+            yield (
+                f"warning: scratch has the best valid {self.metric} ({', '.join(scores)}), so the saved model is the "
+                "one from random weights, which has nothing of the pretrained encoder; leave scratch out of --compare "
+                "to save the best of the others"
+            )
 
     def rate_lines(self) -> Iterator[str]:
         """Yield the valid scores that selected the learning rates."""

@@ -16,6 +16,7 @@ from data_prep.storage import storage
 from trainer.finetuning.answer_task import AnswerTask
 from trainer.finetuning.embedding_task import EmbeddingTask
 from trainer.finetuning.examples import Columns, Examples, read_examples, swallowing_warning
+from trainer.finetuning.field_formats import as_scheme_of
 from trainer.finetuning.multilabel_task import MultilabelTask
 from trainer.finetuning.regression_task import RegressionTask
 from trainer.finetuning.tasks import ClassificationTask, EncodedExamples, ExamplePrediction, Task, TokenTask
@@ -40,6 +41,8 @@ class Files:
     """Skip and count the rows of tsv and csv that lack a cell, which are an error otherwise."""
     skip_bad: bool = False
     """Skip and count the rows that have an empty or invalid cell, which are an error otherwise."""
+    offers_skipping: bool = False
+    """Name the option that skips them in this error."""
 
     @property
     def given(self) -> dict[str, Path]:
@@ -128,12 +131,7 @@ def make_task(name: str, names: Sequence[str] = (), pair: bool = False) -> Task:
 def task_of_columns(name: str, pair_column: str | None) -> Task:
     """Return the task of this name without its classes, or refuse a missing or unexpected column of pairs."""
     task = make_task(name, pair=pair_column is not None)
-    if task.needs_pair and pair_column is None:
-        raise UsageError(
-            f"--task {name} reads two texts, and --pair-column is missing",
-            fix="give the column of the second text with --pair-column",
-            code="missing-pair-column",
-        )
+    check_has_pair(task, pair_column, f"--task {name}")
     if not task.needs_pair and pair_column is not None:
         raise UsageError(
             f"--task {name} reads one text, and --pair-column is given",
@@ -141,6 +139,16 @@ def task_of_columns(name: str, pair_column: str | None) -> Task:
             code="unexpected-pair-column",
         )
     return task
+
+
+def check_has_pair(task: Task, pair_column: str | None, what: str) -> None:
+    """Refuse a missing column of pairs; `what` reads it."""
+    if task.needs_pair and pair_column is None:
+        raise UsageError(
+            f"{what} reads two texts, and --pair-column is missing",
+            fix="give the column of the second text with --pair-column",
+            code="missing-pair-column",
+        )
 
 
 def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Task, dict[str, Examples]]:
@@ -157,6 +165,7 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
             files.skip_incomplete,
             files.skip_bad,
             task.read_label_column,
+            files.offers_skipping,
         )
         for part, path in files.given.items()
     }
@@ -177,10 +186,11 @@ def divide(
             code="nothing-to-learn",
         )
     if isinstance(task, ClassificationTask | TokenTask | MultilabelTask):
-        names = class_names(_flat(labels), files.train)
-        for part in examples.keys() - {"train"}:
-            _check_known(_flat(examples[part].labels or []), names, files.given[part])
-        task = make_task(task.name, names)
+        task = make_task(task.name, class_names(_flat(labels), files.train))
+        others = {
+            part: with_own_labels(task, examples[part], files.given[part]) for part in examples if part != "train"
+        }
+        examples = {**examples, **others}
     by_context = files.has_contexts and isinstance(task, AnswerTask)
     groups = labels if isinstance(task, ClassificationTask) else [0] * len(labels)
     examples = _cut_missing(examples, groups, seed, by_context)
@@ -321,10 +331,14 @@ def _check_classes_repeat(labels: Sequence[str], path: Path) -> None:
         )
 
 
-def check_labels(task: Task, examples: Examples, path: Path) -> None:
-    """Refuse labels that the task does not have."""
-    if task.names:
-        _check_known(_flat(examples.labels or []), task.names, path)
+def with_own_labels(task: Task, examples: Examples, path: Path) -> Examples:
+    """Return the examples with tags in the scheme of the task's (`as_scheme_of`), or refuse labels it does not have."""
+    if not task.names or not examples.labels:
+        return examples
+    if isinstance(task, TokenTask):
+        examples = replace(examples, labels=[*as_scheme_of(task.names, examples.labels)])
+    _check_known(_flat(examples.labels or []), task.names, path)
+    return examples
 
 
 def _check_known(labels: Sequence[str], names: Sequence[str], path: Path) -> None:

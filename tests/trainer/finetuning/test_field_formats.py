@@ -11,7 +11,7 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
 from trainer.finetuning.examples import Columns
-from trainer.finetuning.field_formats import NUM_BLANK, as_iob2
+from trainer.finetuning.field_formats import NUM_BLANK, as_iob2, as_scheme_of
 from trainer.finetuning.tables import column, read_table, write_table
 from trainer.finetuning.task_data import Files, data_lines, encode_task, make_task, read_task
 from trainer.inference.preprocessor import Preprocessor
@@ -210,6 +210,28 @@ def test_a_conll_file_with_tabs_has_comments_and_words_with_spaces(tmp_path: Pat
         read_table(path)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "# id 7 of a set of many\nAnna NNP B-X\n# SYM O",
+        "# id 7\tdomain=en of a\nAnna NNP B-X\n# SYM O",
+        "# sent_id = 7\nAnna NNP B-X\n# SYM O",
+        "Anna NNP B-X\n# SYM O\n#",
+    ],
+)
+def test_a_conll_file_with_spaces_has_comments_and_the_word_of_their_sign(lines: str, tmp_path: Path) -> None:
+    (tmp_path / "train.conll").write_text(f"-DOCSTART- O\n\n{lines}\n")
+    assert read_table(tmp_path / "train.conll").to_numpy().tolist() == [[["Anna", "#"], ["NNP", "SYM"], ["B-X", "O"]]]
+
+
+def test_a_conll_file_of_that_sign_or_of_comments_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.conll").write_text("# O\n")
+    assert read_table(tmp_path / "train.conll").to_numpy().tolist() == [[["#"], ["O"]]]
+    (tmp_path / "train.conll").write_text("-DOCSTART- O\n\n# text = a\n")
+    with pytest.raises(UsageError, check=coded("no-examples")):
+        read_task("token_classification", Files(tmp_path / "train.conll"), Columns("1", None, "2"), 0)
+
+
 def test_a_word_of_a_conll_file_may_have_a_no_break_space(tmp_path: Path) -> None:
     path = tmp_path / "train.conll"
     path.write_text("10\u00a0000 O \n \u3000  O\nc I-X\n", encoding="utf-8")
@@ -286,6 +308,46 @@ def test_tags_of_a_table_that_are_not_scored_as_entities_are_warned_of(tags: str
 def test_every_scheme_of_entities_becomes_iob2_and_other_tags_stay(tags: str, expected: str) -> None:
     assert as_iob2([tags.split()]) == [expected.split()]
     assert as_iob2([expected.split()]) == [expected.split()]
+
+
+IOB2, BIOES, BILOU = (
+    "B-PER O B-ORG I-ORG I-ORG B-ORG I-ORG",
+    "S-PER O B-ORG I-ORG E-ORG B-ORG E-ORG",
+    "U-PER O B-ORG I-ORG L-ORG B-ORG L-ORG",
+)
+
+
+@pytest.mark.parametrize("given", [IOB2, BIOES, BILOU])
+@pytest.mark.parametrize("model", [IOB2, BIOES, BILOU])
+def test_tags_of_a_scored_file_become_those_of_the_model(model: str, given: str) -> None:
+    assert as_scheme_of(model.split(), [given.split()]) == [model.split()]
+
+
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [
+        ("NOUN VERB O", BIOES),
+        (BIOES, "NOUN VERB O"),
+        (IOB2, "I-PER O"),
+        (BIOES, "O O"),
+        ("O", "O"),
+        (IOB2, "S-PER PER"),
+    ],
+)
+def test_tags_that_are_not_of_two_schemes_of_entities_stay(model: str, given: str) -> None:
+    assert as_scheme_of(model.split(), [given.split()]) == [given.split()]
+
+
+def test_the_parts_of_a_fit_may_have_different_schemes(tmp_path: Path) -> None:
+    words = " ".join("abcdefg")
+    row = json.dumps({"1": words.split(), "2": BIOES.split()}) + "\n"
+    (tmp_path / "train.jsonl").write_text(row * 8)
+    valid = conll(tmp_path, *map(" ".join, zip(words.split(), BIOES.split(), strict=True)))
+    assert read_table(valid)["2"].tolist() == [IOB2.split()]
+    files = Files(tmp_path / "train.jsonl", valid=valid)
+    task, parts = read_task("token_classification", files, Columns("1", None, "2"), 0)
+    assert set(task.names) == set(BIOES.split())
+    assert parts["valid"].labels == [BIOES.split()] == parts["train"].labels[:1]
 
 
 def test_lines_of_text_are_a_table_that_is_only_read(tmp_path: Path) -> None:

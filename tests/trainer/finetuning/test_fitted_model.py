@@ -180,6 +180,10 @@ def test_a_fitted_model_names_the_data_and_the_teachers_that_its_encoder_saw(
     tags = provenance_tags(tmp_path / "scratch", read_provenance(tmp_path / "scratch"))
     assert replace(version, tags=tags).data_lineage == (), "weights from scratch saw none of it"
     assert not taught.keys() & read_provenance(tmp_path / "scratch").keys(), "nor learned from a teacher"
+    cards = [(tmp_path / name / "README.md").read_text() for name in ("model", "scratch")]
+    beginnings = [card[card.index("\n# ") : card.index("\n## ")] for card in cards]  # the registry shows them too
+    assert ["random weights" in each for each in beginnings] == [False, True]
+    assert ["fine-tuned" in each for each in beginnings] == [True, False]
 
 
 @pytest.mark.long

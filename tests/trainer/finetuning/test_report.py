@@ -62,3 +62,23 @@ def test_a_fit_that_learned_nothing_is_warned_of(
     found = list(Comparison(data, metric, [given]).yardstick_warnings())
     assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == starts
     assert not found or found[-1].endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("scores", "chosen"),
+    [
+        ({"scratch": 0.75, "full": 0.5}, "scratch has the best valid accuracy (scratch 0.7500, full 0.5000)"),
+        ({"scratch": 0.5, "full": 0.75}, None),
+        ({"full": 0.5, "scratch": 0.5}, None),  # the first one is kept
+        ({"scratch": 0.5}, None),  # nothing else was asked for
+    ],
+)
+def test_a_saved_model_that_has_nothing_of_the_encoder_is_warned_of(
+    scores: dict[str, float], chosen: str | None
+) -> None:
+    results = [result(variant, "ab", accuracy=score, f1=1.0, mcc=1.0) for variant, score in scores.items()]
+    lines = list(Comparison(data_of("classification", "ab"), "accuracy", results).lines())
+    assert [line for line in lines if "random weights" in line] == [
+        line for line in lines if chosen is not None and line.startswith(f"warning: {chosen}")
+    ]
+    assert len([line for line in lines if "random weights" in line]) == (chosen is not None)
