@@ -449,7 +449,10 @@ def test_the_lowest_versions_are_those_that_the_project_asks_for() -> None:
     """Of torch, pydantic, fsspec, regex and tokenizers the lowest that work together are higher, as the file says."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], *extras["train"], *extras["finetune"], *extras["registry"]]
+    asked = [
+        *project["dependencies"],
+        *(line for name in ("train", "finetune", "registry", "onnx") for line in extras[name]),
+    ]
     bounds = dict(re.findall(r"^([\w-]+)>=([\w.]+)", "\n".join(asked), re.MULTILINE))
     lines = (REPOSITORY / "tests" / "lowest_versions.txt").read_text().splitlines()
     lowest = dict(line.split("==") for line in lines if not line.startswith("#"))
