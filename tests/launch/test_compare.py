@@ -293,9 +293,8 @@ def test_models_that_a_labeled_file_does_not_suit_are_refused(
         command(monkeypatch, *models, "--labeled", str(examples), "--text-column", "a", "--label-column", "c")
     for which in ("one", "two"):
         (tmp_path / which / "finetune.json").write_text(json.dumps(facts | {"task": "embedding"}))
-    with pytest.raises(
-        UserError, match=f"{tmp_path / 'one'} was fine-tuned for vectors", check=coded("not-fine-tuned")
-    ):
+    refusal = f"{tmp_path / 'one'} was fine-tuned for vectors .* `compare --suite`"
+    with pytest.raises(UserError, match=refusal, check=coded("not-fine-tuned")):
         command(monkeypatch, *models, "--labeled", str(examples))
 
 

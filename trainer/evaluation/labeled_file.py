@@ -16,7 +16,6 @@ from trainer.finetuning.examples import Columns, Examples, read_examples
 from trainer.finetuning.fitted_model import FittedModel, read_facts, read_fitted_task
 from trainer.finetuning.task_data import check_has_pair, with_own_labels
 from trainer.finetuning.tasks import Task
-from trainer.model.model_folder import gives_vectors
 
 _MEANS = {"question_answering": "f1"} | dict.fromkeys(
     ("classification", "pair_classification", "multilabel_classification"), "accuracy"
@@ -74,11 +73,8 @@ def check_one_task(folders: Mapping[str, Path]) -> None:
     """Refuse fitted models whose scores do not compare, before any is loaded; `folders` has them by name.
 
     Raises:
-        UsageError: one is of another task than the first one, has other labels, or gives vectors.
+        UsageError: one is of another task than the first one, or has other labels.
     """
-    for name, folder in folders.items():
-        if (facts := read_facts(folder)) is not None and facts.task == "embedding":
-            raise gives_vectors(name, "give --suite with tasks of retrieval or sts instead of --labeled")
     named = iter(folders.items())
     first_name, first_folder = next(named)
     first = read_fitted_task(first_folder)

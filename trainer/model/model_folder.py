@@ -271,10 +271,13 @@ def check_fills_masks(folder: Path, name: str) -> None:
         )
 
 
-def gives_vectors(
-    name: str, fix: str = "use `clozeworks embed`, or give a model that was fine-tuned for labels"
-) -> UsageError:
-    return UsageError(f"{name} was fine-tuned for vectors of texts, and labels nothing", fix=fix, code="not-fine-tuned")
+def gives_vectors(name: str) -> UsageError:
+    return UsageError(
+        f"{name} was fine-tuned for vectors of texts, and labels nothing",
+        fix="use `clozeworks embed`, or `compare --suite` with tasks of retrieval or sts, or give a model that was "
+        "fine-tuned for labels",
+        code="not-fine-tuned",
+    )
 
 
 def not_fine_tuned(problem: str) -> UsageError:
