@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.support.free_ports import free_port
+from tests.support.hub_server import ModelHub
 from tests.support.two_nodes import missing, two_nodes
 from tests.support.walks import TWO_HOSTS, Command, File, first_missing, steps_of, walk
 
@@ -17,6 +23,7 @@ WALKS = ("data_prep/TUTORIAL.md", "launch/OPERATIONS.md", "launch/TUTORIAL.md")
 ON_TWO_HOSTS = "launch/TUTORIAL.md"
 LESSON = "trainer/LESSON.md"
 RESEARCH = "trainer/RESEARCH.md"
+DOWNSTREAM = "launch/DOWNSTREAM.md"
 
 # What both need of launch/demo.sh, with a model that has hardly learned.
 SHORT_DEMO = """
@@ -101,7 +108,7 @@ def test_the_words_of_a_model_are_compared_by_their_layout(shown: str, printed: 
     assert first_missing([shown], [printed], any_words=True) == (None if same else shown)
 
 
-@pytest.mark.parametrize("name", [*WALKS, LESSON, RESEARCH, "launch/DOWNSTREAM.md"])
+@pytest.mark.parametrize("name", [*WALKS, LESSON, RESEARCH, DOWNSTREAM])
 def test_a_walk_is_short(name: str) -> None:
     assert page_of(name).count("\n") <= MOST_LINES
 
@@ -149,6 +156,52 @@ def test_the_lesson_runs_after_a_demo_of_few_steps(tmp_path: Path) -> None:
     page, num_runs = re.subn(r"training\.max_steps=\d+", few, SHORT_DEMO + page_of(LESSON))
     assert num_runs == 3
     walk(page, tmp_path / "demo", any_words=True)
+
+
+@pytest.fixture
+def demo(small_shards: Path, empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with `demo/mlflow.db` and an encoder in it, as the demo registers it; its servers end with the test."""
+    from trainer import export, load_config, register, train
+
+    folder = tmp_path / "walk"
+    (folder / "demo").mkdir(parents=True)
+    shutil.copy(empty_database, folder / "demo" / "mlflow.db")
+    monkeypatch.chdir(folder / "demo")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/demo/mlflow.db")
+    settings = {
+        "data.shards": str(small_shards),
+        "output_dir": "run",
+        "model.vocab_size": 800,
+        "training.max_steps": 4,
+        "training.precision": "fp32",
+        "evaluation.max_tokens": 4096,
+    }
+    train(load_config("small_cpu", settings))
+    export("run", "export")
+    register("export", "clozeworks-demo", "demo")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    yield folder
+    for process in psutil.process_iter(["cwd"]):
+        if process.info["cwd"] == str(folder):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.spawn
+def test_the_walk_of_a_downstream_engineer_runs_with_its_own_registry_and_hub(demo: Path) -> None:
+    """The encoder has learned nothing, so its int8 graph may predict otherwise."""
+    page, hub = page_of(DOWNSTREAM), ModelHub("hf_token")
+    assert "--min-agreement 0.98" in page
+    page = page.replace("--min-agreement 0.98", "--min-agreement 0")
+    for port in ("5000", "5001"):
+        page = re.sub(rf"(?<=[ :]){port}\b", str(free_port()), page)
+    variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_token", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    try:
+        walk(page, demo, variables | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}, any_words=True)
+    finally:
+        hub.stop()
+    assert hub.repositories.keys() == {"owner/docstrings"} and hub.repositories["owner/docstrings"].private
 
 
 @pytest.mark.slow
